@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from docs import error_codes, schemas
+from taskyard.cli.command import Command
 from taskyard.cli.entry import run, taskyard
-from taskyard.cli.options import json_option, verbose_option
 from taskyard.client.client import Client
 from taskyard.core.model import Refusal
 from taskyard.errors import (
@@ -181,11 +181,8 @@ def failing(error: BaseException) -> Callable[[str], int]:
     def group(cli_context: object) -> None:
         del cli_context
 
-    @group.command()
-    @verbose_option
-    @json_option
-    def verb(*, as_json: bool) -> None:
-        del as_json
+    @group.command(cls=Command)
+    def verb() -> None:
         raise error
 
     return lambda words: run(group, words.split())

@@ -1,4 +1,4 @@
-"""`taskyard bundle`: submit one payload for many recipients (fan-out)."""
+"""The same payload for many recipients (fan-out): `taskyard submit --to`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ import click
 
 from taskyard.campaign.lines import file_label
 from taskyard.campaign.task_spec import InvalidTask
+from taskyard.campaign.values import shown
 from taskyard.cli.connection import connect_client
 from taskyard.cli.documents import BundleDocument, BundleWaitDocument
 from taskyard.cli.format import escape_line, format_count
-from taskyard.cli.input_rows import rows
-from taskyard.cli.options import CliContext, broker_options
-from taskyard.cli.output import example, print_document
+from taskyard.cli.input_rows import InputRow, rows
+from taskyard.cli.options import CliContext
+from taskyard.cli.output import print_document
 from taskyard.cli.task_options import (
-    TaskKey,
-    bundle_options,
     explain_refusal,
     read_payload_option,
     task_keys,
@@ -31,59 +30,30 @@ from taskyard.errors import ExitCode, Refused, UserError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from taskyard.cli.input_rows import InputRow
     from taskyard.client.client import Client
 
 #: File suffixes whose rows have fields. In other files a recipient is a line.
 _KINDS: Final = {".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 
 
-@click.command(
-    epilog=example(
-        "bundle --name news-7 --service smtp --to addresses.txt --payload @news.txt",
-        "bundle --service smtp --to people.csv --lane '{host}' --payload @news.txt --wait",
-    )
-)
-@click.option(
-    "--to",
-    required=True,
-    metavar="FILE",
-    help="Recipients: one per line, per row of a .csv or per object of a .jsonl file. - is stdin.",
-)
-@click.option("--wait", is_flag=True, help="Wait until all tasks have settled.")
-@bundle_options
-@click.option(
-    "--name", type=TaskKey("name", "NAME"), help="Name of the bundle. Generated if omitted."
-)
-@broker_options
-@click.pass_obj
-def bundle(
-    cli_context: CliContext,
-    /,
-    to: str,
-    name: str | None,
-    *,
-    wait: bool,
-    **values: Any,  # noqa: ANN401  # the options of a task
+def submit_bundle(
+    cli_context: CliContext, argv: tuple[str, ...], values: dict[str, Any]
 ) -> ExitCode:
-    """Submit one payload for many recipients (fan-out).
-
-    Prints the bundle's name. Each recipient gets a task, NAME/0, NAME/1 and so on, in its own lane.
-    The payload is sent and stored once, as a JSON object with "body" and "recipients". The campaign
-    has the name of the bundle unless --campaign is given.
-
-    --lane is a template: {recipient} is the line, {column} a field of a row or object. Either the
-    whole bundle is submitted or nothing. Submitting it again under the same name has no effect.
-    """
-    recipients = list(rows(_recipient_format(to), to))
-    bundle_spec = _bundle_spec(recipients, to, name, values)
+    """Submit one payload for many recipients, and print the bundle's name."""
+    _check(argv, values)
+    given = [
+        InputRow(number, f"--to {one}", one, one) for number, one in enumerate(values["to"], 1)
+    ]
+    path = values["to_file"]
+    recipients = [*given, *(rows(_recipient_format(path), path) if path is not None else ())]
+    bundle_spec = _bundle_spec(recipients, path or "--to", values["name"], values)
     with connect_client(cli_context) as client:
         new = _create(client, bundle_spec, recipients)
         if not new and not cli_context.quiet:
             message = f"bundle {escape_line(bundle_spec.name)} exists already: nothing submitted"
             click.echo(message, err=True)
         tasks = len(bundle_spec.specs)
-        if wait:
+        if values["wait"]:
             return _wait(cli_context, client, bundle_spec, new=new)
     if cli_context.as_json:
         document = BundleDocument(
@@ -94,6 +64,20 @@ def bundle(
         cli_context.info(f"{format_count(tasks, 'task')}, {new:,} new")
         click.echo(bundle_spec.name)
     return ExitCode.OK
+
+
+#: Options of commands, which the same payload for many recipients has none of.
+_OF_COMMANDS: Final = (
+    *("call", "cwd", "env", "inputs", "outputs", "final_exit_status", "output", "after_campaign"),
+)
+
+
+def _check(argv: tuple[str, ...], values: dict[str, Any]) -> None:
+    """Raise `UserError` for options that a bundle can't have."""
+    given = [f"--{key.replace('_', '-')}" for key in _OF_COMMANDS if values[key]]
+    if argv or given:
+        problem = given[0] if given else shown(argv[0])
+        raise UserError(f"{problem}: --to and --to-file need --payload, and no command")
 
 
 def _recipient_format(path: str) -> str:
@@ -107,7 +91,7 @@ def _bundle_spec(
     if values["payload"] is None:
         raise UserError("missing payload: give --payload TEXT or --payload @FILE")
     if not recipients:
-        raise UserError(f"{file_label(path)}: no recipients")
+        raise UserError(f"{path if path == '--to' else file_label(path)}: no recipients")
     entries = [row.text if row.fields is None else row.fields for row in recipients]
     payload = read_payload_option(values["payload"])
     with _with_line_numbers(recipients):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from taskyard.cli.command import Command
 from taskyard.cli.entry import COMPLETION_VARIABLE
 from taskyard.cli.format import escape_pattern, full_name
 from taskyard.cli.options import CliContext
@@ -36,7 +37,9 @@ _PAGE: Final = 1000
 _SHELLS: Final = ("bash", "zsh", "fish")
 
 
-@click.command(epilog=example("completion bash >> ~/.bashrc", "completion fish | source"))
+@click.command(
+    cls=Command, epilog=example("completion bash >> ~/.bashrc", "completion fish | source")
+)
 @click.argument("shell", type=click.Choice(_SHELLS))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:

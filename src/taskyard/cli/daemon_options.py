@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -10,15 +9,14 @@ import click
 from taskyard.cli.options import CliContext, CommandFunction, setting_option, store_option
 from taskyard.errors import UnusableEndpoint, UserError
 from taskyard.net import endpoints
-from taskyard.process.machine import usable_cores
 from taskyard.settings import kinds
 from taskyard.settings.files import InvalidSettings
-from taskyard.settings.keys import PAGE_ADDRESS, SLOTS_MAX
+from taskyard.settings.keys import PAGE_ADDRESS
 from taskyard.settings.sections import ListenSection
 from taskyard.settings.values import InvalidValue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from taskyard.settings.sections import Settings
 
@@ -35,67 +33,14 @@ def _set_until_eof(context: click.Context, _option: click.Parameter, given: bool
     return given
 
 
+#: For supervisors: also stop when stdin is closed.
 until_eof_option = click.option(
     "--until-eof",
     is_flag=True,
     is_eager=True,
+    hidden=True,
     callback=_set_until_eof,
-    help="Also stop when stdin is closed. For supervisors.",
 )
-
-
-#: For commands that start workers.
-allow_option = setting_option(
-    "worker.allow",
-    "--allow",
-    multiple=True,
-    metavar="MODULE",
-    help="Offer the functions of this module. Repeatable.",
-)
-
-allow_pickle_option = click.option(
-    "--allow-pickle",
-    is_flag=True,
-    help="Offer the service pickle, which calls any pickled function.",
-)
-
-
-_DIGITS: Final = re.compile(r"\d{1,9}", re.ASCII)
-
-
-class SlotCount(click.ParamType[int]):
-    """A number of slots, or a share of the cores: `4`, `50%`."""
-
-    name = "N"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int:
-        text = str(value).strip()
-        number = text.removesuffix("%")
-        slots = int(number) if _DIGITS.fullmatch(number) else 0
-        if slots and number != text:
-            slots = max(1, usable_cores() * slots // 100)
-        if not 1 <= slots <= SLOTS_MAX:
-            self.fail(
-                f"expected a number from 1 to {SLOTS_MAX}, or a share of the cores such as 50%, "
-                f"not {text!r}",
-                param,
-                ctx,
-            )
-        return slots
-
-
-def slots_option(*names: str) -> Callable[[CommandFunction], CommandFunction]:
-    """Return the option for the slots of workers that a command starts, by these names."""
-    return setting_option(
-        "worker.slots",
-        *names,
-        type=SlotCount(),
-        metavar="N",
-        show_default="one per core",
-        help="Tasks to run at once, in each worker: a number, or a share of the cores, as in 50%.",
-    )
 
 
 def _listen_default(
@@ -109,7 +54,7 @@ def _listen_default(
 
 
 def listen_option(command: CommandFunction) -> CommandFunction:
-    """Add --listen and --native-only, for commands that start a broker."""
+    """Add --listen, and for supervisors --native-only: open no endpoint of the settings."""
     listen = click.option(
         "--listen",
         multiple=True,
@@ -123,8 +68,8 @@ def listen_option(command: CommandFunction) -> CommandFunction:
         is_flag=True,
         is_eager=True,
         expose_value=False,
+        hidden=True,
         callback=store_option("native_only"),
-        help="Open the native socket only and ignore the settings.",
     )
     return listen(native_only(command))
 
@@ -134,7 +79,7 @@ page_option = setting_option(
     "--page",
     metavar="HOST:PORT",
     show_default=PAGE_ADDRESS,
-    help="Address of the page. If the port is taken, a free one is used.",
+    help="Address of the page, or none. If the port is taken, a free one is used.",
 )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from taskyard.cli.format import escape_line
-from taskyard.cli.options import CliContext, json_option, quiet_option, verbose_option
+from taskyard.cli.options import CliContext
 from taskyard.cli.output import example, print_document
 from taskyard.cli.pipeline.documents import (
     DemoCounts,
@@ -74,18 +74,14 @@ class DemoCommand(SparkCommand):
     show_default="in PATH, by pg_config, or of a package",
     help="Directory with the programs of PostgreSQL, for --pair.",
 )
-@json_option
-@verbose_option
-@quiet_option
 @click.pass_obj
-def demo(  # noqa: PLR0913  # one for each option
+def demo(  # one for each option
     cli_context: CliContext,
     *,
     tasks: int | None,
     out: Path | None,
     pair: bool,
     postgresql: Path | None,
-    as_json: bool,
 ) -> ExitCode:
     """Run a demonstration: a campaign, a broker crash and a report.
 
@@ -108,26 +104,24 @@ def demo(  # noqa: PLR0913  # one for each option
         if pair:
             if out is not None:
                 raise click.UsageError("--out: can't be used with --pair, which keeps no files")
-            return _run_pair(cli_context, tasks or PAIR_TASKS, postgresql, as_json=as_json)
+            return _run_pair(cli_context, tasks or PAIR_TASKS, postgresql)
         if postgresql is not None:
             raise click.UsageError("--postgresql: needs --pair")
-        return _run(cli_context, tasks or TASKS, out or Path(DIRECTORY), as_json=as_json)
+        return _run(cli_context, tasks or TASKS, out or Path(DIRECTORY))
 
 
-def _run(cli_context: CliContext, tasks: int, out: Path, *, as_json: bool) -> ExitCode:
+def _run(cli_context: CliContext, tasks: int, out: Path) -> ExitCode:
     from taskyard.demo import walkthrough  # noqa: PLC0415  # imports Spark
 
     outcome = walkthrough.run(tasks, out, _DemoOutput(cli_context))
-    if as_json:
+    if cli_context.as_json:
         print_document(_document(outcome))
     else:
         _print(outcome, out)
     return _exit_code(outcome.lines)
 
 
-def _run_pair(
-    cli_context: CliContext, tasks: int, postgresql: Path | None, *, as_json: bool
-) -> ExitCode:
+def _run_pair(cli_context: CliContext, tasks: int, postgresql: Path | None) -> ExitCode:
     try:
         from taskyard.demo import pair  # noqa: PLC0415  # an extra
     except ImportError as error:
@@ -135,7 +129,7 @@ def _run_pair(
             f"demo --pair: needs {error.name} (`pip install 'taskyard[postgres]'`)"
         ) from error
     outcome = pair.run(tasks, postgresql, _DemoOutput(cli_context))
-    if as_json:
+    if cli_context.as_json:
         print_document(_pair_document(outcome))
     else:
         _print_lines(outcome.lines)

@@ -85,17 +85,6 @@ class ShowDocument(JsonDocument, tag="show"):
     why: str
 
 
-class ResultDocument(JsonDocument, tag="result"):
-    """`result`. Bytes that are not UTF-8 are in `result_base64`, and `result` is null."""
-
-    name: str
-    campaign: str
-    result: str | None
-    #: Whether only the end is kept.
-    truncated: bool
-    result_base64: bytes | UnsetType = UNSET
-
-
 class ResultsDocument(JsonDocument, tag="results"):
     """A line of `results`: a result, or the reason that there is none."""
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import click
-
 from taskyard.cli.connection import broker_location, has_journal
 from taskyard.cli.format import escape_line, format_count, full_name
 from taskyard.core.events import UnknownPolicy
@@ -25,17 +23,6 @@ if TYPE_CHECKING:
 
 #: States of tasks that workers may run while the failed ones are retried.
 _RUNNABLE: Final = ("delayed", "ready", "leased")
-
-#: For commands that run a campaign.
-retry_failed_only_option = click.option(
-    "--retry-failed-only",
-    is_flag=True,
-    help="Only retry the failed tasks of the campaign, and wait for them. Submit nothing.",
-)
-
-no_retry_failed_option = click.option(
-    "--no-retry-failed", is_flag=True, help="Don't retry tasks that failed in an earlier run."
-)
 
 
 def check_journal(cli_context: CliContext, campaign: str) -> None:

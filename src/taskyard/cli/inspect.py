@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from taskyard.cli.command import Command
 from taskyard.cli.completion import (
     complete_campaign,
     complete_lane,
@@ -33,7 +34,7 @@ from taskyard.cli.format import (
     format_slots,
     full_name,
 )
-from taskyard.cli.options import CliContext, broker_options
+from taskyard.cli.options import CliContext
 from taskyard.cli.output import (
     example,
     print_document,
@@ -57,12 +58,13 @@ _STATUS_ROWS_MAX: Final = 20
 
 
 @click.command(
+    cls=Command,
     epilog=example(
         "why join",
         "why fetch-a fetch-b",
         "why --campaign thumbs",
         "why --service smtp --lane a.org",
-    )
+    ),
 )
 @click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_name)
 @click.option("--lane", metavar="LANE", help="Explain this lane.", shell_complete=complete_lane)
@@ -79,7 +81,6 @@ _STATUS_ROWS_MAX: Final = 20
     help="Explain the failures of this campaign, and name its slowest tasks.",
     shell_complete=complete_campaign,
 )
-@broker_options
 @click.pass_obj
 def why(
     cli_context: CliContext,
@@ -152,8 +153,7 @@ def _find_lanes(
     return found
 
 
-@click.command(epilog=example("workers"))
-@broker_options
+@click.command(cls=Command, epilog=example("workers"))
 @click.pass_obj
 def workers(cli_context: CliContext) -> None:
     """List the workers.
@@ -208,10 +208,11 @@ def _tasks_text(tasks: int, waiting: int) -> str:
     return f"{tasks} ({waiting} {wait})" if waiting else str(tasks)
 
 
-@click.command(epilog=example("status", "status --campaign thumbs --json", "status --line"))
+@click.command(
+    cls=Command, epilog=example("status", "status --campaign thumbs --json", "status --line")
+)
 @campaign_option
 @click.option("--line", is_flag=True, help="Print one line of STATE=COUNT pairs, for scripts.")
-@broker_options
 @click.pass_obj
 def status(cli_context: CliContext, campaign: str | None, *, line: bool) -> ExitCode:
     """Count the tasks in each state.

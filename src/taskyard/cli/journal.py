@@ -10,8 +10,9 @@ from typing import Final, Literal
 import click
 import msgspec
 
+from taskyard.cli.command import Group
 from taskyard.cli.format import format_count
-from taskyard.cli.options import CliContext, json_option, quiet_option, state_option, verbose_option
+from taskyard.cli.options import CliContext
 from taskyard.cli.output import print_document
 from taskyard.cli.progress import ProgressBar
 from taskyard.errors import ExitCode, NotInstalled, StateLocked
@@ -78,9 +79,7 @@ def _example(line: str) -> str:
     return f"\b\nExample:\n  taskyard journal {line}"
 
 
-@click.group(no_args_is_help=True)
-@verbose_option
-@quiet_option
+@click.group(cls=Group, no_args_is_help=True)
 def journal() -> None:
     """Check, export or compact a state directory.
 
@@ -90,12 +89,9 @@ def journal() -> None:
 
 
 @journal.command(epilog=_example("check --state ./.taskyard --deep"))
-@state_option
-@json_option
 @click.option("--deep", is_flag=True, help="Also replay all rows and read all files.")
-@verbose_option
-@quiet_option
-def check(state: Path, *, as_json: bool, deep: bool) -> ExitCode:
+@click.pass_obj
+def check(cli_context: CliContext, *, deep: bool) -> ExitCode:
     """Check a state directory for damage and summarize it.
 
     Verifies the chain and the witness of the journal, the snapshots, the history files, the index
@@ -106,12 +102,13 @@ def check(state: Path, *, as_json: bool, deep: bool) -> ExitCode:
     made beside it, until one is sound. A journal in PostgreSQL is checked on a copy as of one
     moment.
     """
+    state = cli_context.state_directory()
     state_check.require_state(state)
     logging.getLogger("taskyard.journal").setLevel(
         logging.ERROR
     )  # the report below is more precise
     findings = _check(state, deep=deep)
-    if as_json:
+    if cli_context.as_json:
         fields = msgspec.structs.asdict(findings)
         sound = not findings.wrong
         print_document(JournalCheckDocument(state=str(state), sound=sound, **fields))
@@ -121,7 +118,6 @@ def check(state: Path, *, as_json: bool, deep: bool) -> ExitCode:
 
 
 @journal.command(epilog=_example("export --state ./.taskyard --out ./history"))
-@state_option
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
@@ -129,11 +125,8 @@ def check(state: Path, *, as_json: bool, deep: bool) -> ExitCode:
     required=True,
     help="Directory for the Parquet files.",
 )
-@json_option
-@verbose_option
-@quiet_option
 @click.pass_obj
-def export(cli_context: CliContext, state: Path, out: Path, *, as_json: bool) -> None:
+def export(cli_context: CliContext, out: Path) -> None:
     """Write the history as Parquet files, for any tool that reads them.
 
     Writes DIR/events and DIR/edges, a file in each for some journal rows. Another run adds the rows
@@ -147,12 +140,13 @@ def export(cli_context: CliContext, state: Path, out: Path, *, as_json: bool) ->
         raise NotInstalled(
             f"Parquet files need {error.name} (pip install 'taskyard[history]')"
         ) from error
+    state = cli_context.state_directory()
     state_check.require_state(state)
     with state_store.in_sqlite(state) as place, CompactionProgress(cli_context) as progress:
         made = history_arrow.export(
             place, out, lambda done, total: progress("writing Parquet", done, total)
         )
-    if as_json:
+    if cli_context.as_json:
         fields = msgspec.structs.asdict(made)
         print_document(JournalExportDocument(state=str(state), out=str(out), **fields))
     elif made.files:
@@ -165,12 +159,8 @@ def export(cli_context: CliContext, state: Path, out: Path, *, as_json: bool) ->
 
 
 @journal.command(epilog=_example("compact --state ./.taskyard"))
-@state_option
-@json_option
-@verbose_option
-@quiet_option
 @click.pass_obj
-def compact(cli_context: CliContext, state: Path, *, as_json: bool) -> None:
+def compact(cli_context: CliContext) -> None:
     """Move the rows of the journal to the history.
 
     Writes history, snapshot and index of finished tasks, then removes the rows. Frees space inside
@@ -178,10 +168,11 @@ def compact(cli_context: CliContext, state: Path, *, as_json: bool) -> None:
     history stays complete. Safe to interrupt and run again. The broker must be stopped (exit 2 if
     not).
     """
+    state = cli_context.state_directory()
     state_check.require_state(state)
     with _locked(state), CompactionProgress(cli_context) as progress:
         outcome = state_store.compact_stopped(state, progress)
-    if as_json:
+    if cli_context.as_json:
         print_document(JournalCompactDocument(state=str(state), **msgspec.structs.asdict(outcome)))
     else:
         click.echo(_format_result(outcome))

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import click
 
+from taskyard.cli.command import Group
 from taskyard.cli.daemon_options import DIALECT_SIDES, check_dialect
 from taskyard.cli.documents import (
     KeyRecord,
@@ -20,13 +21,7 @@ from taskyard.cli.documents import (
     KeysRevokeDocument,
 )
 from taskyard.cli.invited_endpoints import invited_endpoints
-from taskyard.cli.options import (
-    CliContext,
-    json_option,
-    quiet_option,
-    state_option,
-    verbose_option,
-)
+from taskyard.cli.options import CliContext
 from taskyard.cli.output import example, moment_cell, print_document, print_table
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import UserError
@@ -40,9 +35,7 @@ from taskyard.wire.roles import Role
 _ROLES: Final = [role.value for role in Role]
 
 
-@click.group(no_args_is_help=True)
-@verbose_option
-@quiet_option
+@click.group(cls=Group, no_args_is_help=True)
 def keys() -> None:
     """Create, list and revoke access keys.
 
@@ -69,19 +62,12 @@ def keys() -> None:
     metavar="FILE",
     help="Key file. Must not exist. NAME.key if omitted.",
 )
-@state_option
-@json_option
-@verbose_option
-@quiet_option
 @click.pass_obj
-def new(  # noqa: PLR0913  # one per option
+def new(  # one per option
     cli_context: CliContext,
     name: str,
     roles: tuple[str, ...],
     out: Path | None,
-    state: Path,
-    *,
-    as_json: bool,
 ) -> None:
     """Create an access key and write it to a file.
 
@@ -90,13 +76,16 @@ def new(  # noqa: PLR0913  # one per option
     worker's key is bound to its name: the worker is called NAME or NAME/anything.
     """
     path = out or Path(f"{name}.key")
-    entry = _keyring(cli_context, state).create(name, map(Role, roles), path)
-    if as_json:
+    entry = _keyring(cli_context, cli_context.state_directory()).create(
+        name, map(Role, roles), path
+    )
+    if cli_context.as_json:
         print_document(KeysNewDocument(file=str(path), key=_record(entry)))
         return
     click.echo(f"{path}: key of {name} ({_roles_text(entry)}), the only copy")
     click.echo(f"use it:    {_usage_hint(entry, path)}")
-    click.echo(f"revoke it: taskyard keys revoke {name} --state {shlex.quote(str(state))}")
+    state = shlex.quote(str(cli_context.state_directory()))
+    click.echo(f"revoke it: taskyard keys revoke {name} --state {state}")
 
 
 def _usage_hint(entry: KeyEntry, path: Path) -> str:
@@ -127,10 +116,6 @@ def _usage_hint(entry: KeyEntry, path: Path) -> str:
     help="Invitation file. Must not exist. NAME.invite if omitted.",
 )
 @click.option("--line", is_flag=True, help="Print the invitation as one line and write no file.")
-@state_option
-@json_option
-@verbose_option
-@quiet_option
 @click.pass_obj
 def invite(cli_context: CliContext, /, **given: Any) -> None:  # noqa: ANN401  # click's options
     """Create a key and an invitation for a peer on another machine.
@@ -145,7 +130,7 @@ def invite(cli_context: CliContext, /, **given: Any) -> None:  # noqa: ANN401  #
         raise UserError("--line and --out exclude each other")
     places = invited_endpoints(
         *(given["broker"], check_dialect(dialect), roles),
-        *(cli_context.settings(), given["state"]),
+        *(cli_context.settings(), cli_context.state_directory()),
     )
     path = None if given["line"] else given["out"] or Path(f"{name}.invite")
     issued: list[Invitation] = []
@@ -159,9 +144,11 @@ def invite(cli_context: CliContext, /, **given: Any) -> None:  # noqa: ANN401  #
         if path is not None:
             path.unlink(missing_ok=True)
 
-    entry = _keyring(cli_context, given["state"]).issue(name, roles, deliver, withdraw)
+    entry = _keyring(cli_context, cli_context.state_directory()).issue(
+        name, roles, deliver, withdraw
+    )
     line = invitations.format_line(issued[0]) if path is None else None
-    if given["as_json"]:
+    if cli_context.as_json:
         document = KeysInviteDocument(
             file=None if path is None else str(path),
             line=line,
@@ -174,7 +161,7 @@ def invite(cli_context: CliContext, /, **given: Any) -> None:  # noqa: ANN401  #
     click.echo(line or f"{path}: invitation of {name} ({_roles_text(entry)}), the only copy")
     cli_context.info(f"connects:  to {dialect} at {','.join(places)}")
     cli_context.info(f"use it:    {_invite_hint(entry, dialect, path)}")
-    state = shlex.quote(str(given["state"]))
+    state = shlex.quote(str(cli_context.state_directory()))
     cli_context.info(f"revoke it: taskyard keys revoke {name} --state {state}")
 
 
@@ -205,15 +192,11 @@ def _invite_hint(entry: KeyEntry, dialect: str, path: Path | None) -> str:
 
 
 @keys.command("list", epilog=example("keys list --json"))
-@state_option
-@json_option
-@verbose_option
-@quiet_option
 @click.pass_obj
-def list_keys(cli_context: CliContext, state: Path, *, as_json: bool) -> None:
+def list_keys(cli_context: CliContext) -> None:
     """List all keys, including revoked ones, oldest first."""
-    entries = _keyring(cli_context, state).entries()
-    if as_json:
+    entries = _keyring(cli_context, cli_context.state_directory()).entries()
+    if cli_context.as_json:
         print_document(KeysListDocument(keys=[_record(entry) for entry in entries]))
         return
     rows = [
@@ -228,19 +211,15 @@ def list_keys(cli_context: CliContext, state: Path, *, as_json: bool) -> None:
 
 @keys.command(epilog=example("keys revoke ci-bot"))
 @click.argument("name")
-@state_option
-@json_option
-@verbose_option
-@quiet_option
 @click.pass_obj
-def revoke(cli_context: CliContext, name: str, state: Path, *, as_json: bool) -> None:
+def revoke(cli_context: CliContext, name: str) -> None:
     """Revoke a key at once.
 
     Connected peers are cut off: their next message is refused and they get no more replies. Tasks
     leased to a worker with this key return to the queue when the lease expires.
     """
-    entry = _keyring(cli_context, state).revoke(name)
-    if as_json:
+    entry = _keyring(cli_context, cli_context.state_directory()).revoke(name)
+    if cli_context.as_json:
         print_document(KeysRevokeDocument(key=_record(entry)))
         return
     click.echo(f"revoked the key of {name} ({_roles_text(entry)}, {entry.fingerprint})")

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
+from taskyard.cli.command import Command
 from taskyard.cli.connection import connect_read_only
 from taskyard.cli.documents import LanesDocument, ServiceRow, ServiceRule, ServicesDocument
 from taskyard.cli.format import format_count, format_duration, format_moment, format_slots
-from taskyard.cli.options import CliContext, broker_options
+from taskyard.cli.options import CliContext
 from taskyard.cli.output import example, print_document, print_table
 from taskyard.cli.scopes import service_option
 from taskyard.wire.views import Service
@@ -52,15 +53,16 @@ _OPTIONAL_SERVICE_COLUMNS: Final = ("RULE", "FAILED", "OLDEST", "NEXT DUE")
 _RULES_LISTED_MAX: Final = 2
 
 
-@click.command(epilog=example("lanes", "lanes --service smtp --waiting", "lanes --lane '*.org'"))
+@click.command(
+    cls=Command, epilog=example("lanes", "lanes --service smtp --waiting", "lanes --lane '*.org'")
+)
 @service_option
 @click.option(
     "--lane", "pattern", metavar="GLOB", help="Only lanes that match this pattern, as in '*.org'."
 )
 @click.option("--waiting", is_flag=True, help="Only lanes with tasks and without a worker.")
 @click.option("--limit", metavar="N", type=click.IntRange(1), help="Maximum number of lanes.")
-@click.option("--all", "all_tasks", is_flag=True, help="List all lanes, even on a terminal.")
-@broker_options
+@click.option("--every-lane", is_flag=True, help="List all lanes, even on a terminal.")
 @click.pass_obj
 def lanes(  # noqa: PLR0913  # one per option
     cli_context: CliContext,
@@ -69,17 +71,17 @@ def lanes(  # noqa: PLR0913  # one per option
     pattern: str | None,
     waiting: bool,
     limit: int | None,
-    all_tasks: bool,
+    every_lane: bool,
 ) -> None:
     """List the lanes and why they wait.
 
     Waiting lanes come first, the lane with the oldest task on top. On a terminal the table is
-    limited to one screen (see --all).
+    limited to one screen (see --every-lane).
     """
     with connect_read_only(cli_context) as broker:
         found = [one for one in broker.lanes(service, pattern) if _is_wanted(one, waiting=waiting)]
     found.sort(key=_order)
-    if limit is None and not all_tasks and not cli_context.as_json and is_on_terminal():
+    if limit is None and not every_lane and not cli_context.as_json and is_on_terminal():
         limit = ROWS_SHOWN
     shown = found if limit is None else found[:limit]
     more = len(found) - len(shown)
@@ -95,7 +97,7 @@ def lanes(  # noqa: PLR0913  # one per option
     more_options = {"wrapped": ("WHY",), "optional": _OPTIONAL_LANE_COLUMNS}
     print_table(_LANE_COLUMNS, rows, **more_options)
     if more:
-        cli_context.info(f"… and {more:,} more (use --all)")
+        cli_context.info(f"… and {more:,} more (use --every-lane)")
 
 
 def _empty_text(*, waiting: bool, chosen: bool) -> str:
@@ -147,8 +149,7 @@ def time_until(at: float | None, now: float) -> str:
     return format_moment(at, now) if at > now else "now"
 
 
-@click.command(epilog=example("services"))
-@broker_options
+@click.command(cls=Command, epilog=example("services"))
 @click.pass_obj
 def services(cli_context: CliContext) -> None:
     """List the services with their workers and waiting tasks.

@@ -27,6 +27,7 @@ from taskyard.process.logs import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+#: The hidden ones are for supervisors. Users have TASKYARD_LOG_FORMAT and TASKYARD_LOG_LEVEL.
 _OPTIONS: Final = (
     click.option(
         "--log-format",
@@ -35,8 +36,7 @@ _OPTIONS: Final = (
         envvar="TASKYARD_LOG_FORMAT",
         expose_value=False,
         callback=store_option("log_format"),
-        show_default="text",
-        help="Lines of text, or a JSON object on each.",
+        hidden=True,
     ),
     click.option(
         "--log-level",
@@ -45,8 +45,7 @@ _OPTIONS: Final = (
         envvar="TASKYARD_LOG_LEVEL",
         expose_value=False,
         callback=store_option("log_level"),
-        show_default="warning, info in a file",
-        help="Log this level and those above.",
+        hidden=True,
     ),
     click.option(
         "--log-file",
@@ -55,7 +54,7 @@ _OPTIONS: Final = (
         expose_value=False,
         callback=store_option("log_file"),
         show_default="stderr",
-        help="Log to this file. It is rotated by the settings log.size and log.files.",
+        help="Log to this file. The settings log.format, log.level, log.size and log.files apply.",
     ),
 )
 

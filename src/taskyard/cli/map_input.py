@@ -6,6 +6,7 @@ Checks which options go together. Opens nothing before the rows are read.
 from __future__ import annotations
 
 import re
+import shlex
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -21,7 +22,7 @@ from taskyard.campaign.lines import (
 )
 from taskyard.campaign.values import shown
 from taskyard.cli.input_rows import InputRow, placed_texts, rows
-from taskyard.cli.templates import RowShape
+from taskyard.cli.templates import RowShape, template_keys
 from taskyard.cli.value_lists import (
     ListFormat,
     array_indexes,
@@ -253,6 +254,17 @@ def _list_input(
     shape = RowShape("columns", columns, must_be_used=not values["stdin"])
     is_stdin = any(one.path == STDIN for one in lists)
     return MapInput(tuple(words), shape, read, is_stdin, is_appended=not values["stdin"])
+
+
+def one_input(words: Sequence[str]) -> MapInput:
+    """Return the input of one task, which has no values."""
+    shape = RowShape("indexes", must_be_used=False)
+    if keys := template_keys(words, shape):
+        text = "{" + keys[0] + "}"
+        hint = "add ::: VALUES or --lines FILE, or pipe lines into `taskyard map`"
+        raise UserError(f"{text}: there are no values ({hint})")
+    row = InputRow(1, "command", shlex.join(words), None)
+    return MapInput(tuple(words), shape, lambda: iter((row,)))
 
 
 def _block_input(words: Sequence[str], path: str, block_bytes: int) -> MapInput:

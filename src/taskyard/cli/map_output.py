@@ -99,6 +99,10 @@ class MapOutput:
         self.copy_to: Callable[[str], None] | None = None
         #: Prints lines of running tasks, with --line-buffer.
         self.live: LiveLines | None = None
+        #: Whether outputs are printed, not only failures.
+        self.is_shown = True
+        #: Whether counts are printed at the end.
+        self.has_summary = True
         #: Whether lines of a task's output begin with its input.
         self.has_tags = False
         #: The inputs of unsettled tasks, by full name.
@@ -110,7 +114,7 @@ class MapOutput:
         self._counts: Counter[str] = Counter()
         self._truncated = 0
         self._total: int | None = None
-        self._stopped: StoppedEarly | None = None
+        self.stopped: StoppedEarly | None = None
         #: Whether the output ends before all tasks have settled.
         self._is_cut = False
         self._bar = ProgressBar(cli_context, campaign, drawn=not sys.stdout.isatty())
@@ -147,7 +151,7 @@ class MapOutput:
             }
             click.echo(f"\n],{encode_json(end).decode()[1:]}")
         self.flush()  # the last result comes before the summary, and its reader may have stopped
-        if self._cli_context.quiet:
+        if self._cli_context.quiet or not self.has_summary:
             return
         truncated = f", {self._truncated:,} truncated" if self._truncated else ""
         click.echo(
@@ -157,7 +161,7 @@ class MapOutput:
             click.echo(self.retry_hint, err=True)
 
     def _stop_reason(self) -> str:
-        return "" if self._stopped is None else str(self._stopped)
+        return "" if self.stopped is None else str(self.stopped)
 
     # Called by the main thread.
 
@@ -175,7 +179,7 @@ class MapOutput:
 
         An interrupt has no error.
         """
-        self._stopped, self._is_cut = error, True
+        self.stopped, self._is_cut = error, True
         if error is not None and not self._cli_context.quiet:
             self._bar.print_above(f"taskyard: {escape_line(str(error))}")
 
@@ -194,10 +198,13 @@ class MapOutput:
         self._truncated += is_truncated
         if self._cli_context.as_json:
             self._write_json(future, state, value, reason)
-        else:
+        elif self.is_shown:
             self._write_result(future.full_name, value)
-        has_run = state in ("done", "failed")
-        if has_run and future.has_stderr and not self._cli_context.quiet:
+        has_run, is_shown = (
+            state in ("done", "failed"),
+            self.is_shown and not self._cli_context.quiet,
+        )
+        if has_run and future.has_stderr and is_shown:
             self._write_stderr(future.full_name, state)
         is_counted_only = self._cli_context.as_json or (self._is_cut and state == "cancelled")
         if reason and (is_truncated or not is_counted_only):
@@ -313,8 +320,8 @@ class MapOutput:
         return RunSummary(self._campaign, self.exit_code(), round(seconds, 3), counts, reason)
 
     def exit_code(self) -> ExitCode:
-        if self._stopped is not None:
-            return self._stopped.exit_code
+        if self.stopped is not None:
+            return self.stopped.exit_code
         if self._counts["failed"] or self._counts["blocked"] or self._truncated:
             return ExitCode.TASK_FAILED
         return ExitCode.CANCELLED if self._counts["cancelled"] else ExitCode.OK

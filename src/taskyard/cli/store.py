@@ -1,4 +1,4 @@
-"""`taskyard store`: create a store in PostgreSQL, move a state, list the outbox.
+"""`taskyard store`: create a store in PostgreSQL and list its outbox, move a state.
 
 Owns the output. The work is done by `taskyard.journal.postgres`.
 """
@@ -11,14 +11,10 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from taskyard.cli.command import Group
 from taskyard.cli.documents import OutboxTask, StoreOutboxDocument
 from taskyard.cli.format import escape_line, format_count
-from taskyard.cli.options import (
-    CliContext,
-    json_option,
-    quiet_option,
-    verbose_option,
-)
+from taskyard.cli.options import CliContext
 from taskyard.cli.output import example, moment_cell, print_document, print_table
 from taskyard.core.identity import spelling
 from taskyard.errors import NotInstalled, UnknownName, UnusableFile, UnusableStore, UserError
@@ -36,11 +32,9 @@ def _example(line: str) -> str:
     return f"\b\nExample:\n  taskyard store {line}"
 
 
-@click.group(no_args_is_help=True)
-@verbose_option
-@quiet_option
+@click.group(cls=Group, no_args_is_help=True)
 def store() -> None:
-    """Create a store in PostgreSQL, move a state, or list the outbox.
+    """Create a store in PostgreSQL, or move a state.
 
     The tables are in a schema of their own, `taskyard`. Each database has one journal. URL is as in
     psql: postgresql://USER@HOST:PORT/DATABASE. Other users of this machine can see a password in it
@@ -50,16 +44,55 @@ def store() -> None:
     """
 
 
-@store.command(epilog=_example("init postgresql://taskyard@db.example/taskyard"))
-@click.argument("url")
-@verbose_option
-@quiet_option
-def init(url: str) -> None:
+@store.command(
+    epilog=example(
+        "store init postgresql://taskyard@db.example/taskyard", "store init --outbox --retry 17"
+    )
+)
+@click.argument("url", required=False)
+@click.option(
+    "--outbox",
+    is_flag=True,
+    help="Create nothing. List tasks that were submitted in transactions and have not reached the "
+    "broker.",
+)
+@click.option(
+    "--retry",
+    type=int,
+    multiple=True,
+    metavar="ID",
+    help="With --outbox: submit a task again. Repeatable.",
+)
+@click.option(
+    "--drop",
+    type=int,
+    multiple=True,
+    metavar="ID",
+    help="With --outbox: remove a refused task. Repeatable.",
+)
+@click.pass_obj
+def init(
+    cli_context: CliContext,
+    url: str | None,
+    retry: tuple[int, ...],
+    drop: tuple[int, ...],
+    *,
+    outbox: bool,
+) -> None:
     """Create the tables with an empty journal.
 
     A store that exists is left as it is. The user of URL owns the tables, and needs the right to
-    create a schema.
+    create a schema. The default of URL is the setting `broker.store`.
+
+    New tasks of the outbox are submitted at once while a broker runs. A refused one stays until it
+    is retried or dropped. Lists the first 1,000.
     """
+    if (retry or drop) and not outbox:
+        raise UserError("--retry and --drop need --outbox")
+    url = url or _configured(cli_context)
+    if outbox:
+        _show_outbox(cli_context, url, retry, drop)
+        return
     with _database(url) as connection:
         from taskyard.journal.postgres import database  # noqa: PLC0415  # an extra
 
@@ -71,8 +104,6 @@ def init(url: str) -> None:
 @store.command(epilog=_example("move .taskyard postgresql://taskyard@db.example/taskyard"))
 @click.argument("source")
 @click.argument("target")
-@verbose_option
-@quiet_option
 @click.pass_obj
 def move(cli_context: CliContext, source: str, target: str) -> None:
     """Move a state to PostgreSQL, or back.
@@ -103,40 +134,11 @@ def move(cli_context: CliContext, source: str, target: str) -> None:
     click.echo(f"{place}: has the journal up to row {head.sequence}, record {head.record}")
 
 
-@store.command(
-    epilog=example(
-        "store outbox postgresql://taskyard@db.example/taskyard", "store outbox --retry 17"
-    )
-)
-@click.argument("url", required=False)
-@click.option(
-    "--retry",
-    type=int,
-    multiple=True,
-    metavar="ID",
-    help="Submit a task again. Repeatable.",
-)
-@click.option(
-    "--drop", type=int, multiple=True, metavar="ID", help="Remove a refused task. Repeatable."
-)
-@json_option
-@verbose_option
-@quiet_option
-@click.pass_obj
-def outbox(
-    cli_context: CliContext,
-    url: str | None,
-    retry: tuple[int, ...],
-    drop: tuple[int, ...],
-    *,
-    as_json: bool,
+def _show_outbox(
+    cli_context: CliContext, url: str, retry: tuple[int, ...], drop: tuple[int, ...]
 ) -> None:
-    """List tasks that were submitted in transactions and have not reached the broker.
-
-    The default of URL is the setting `broker.store`. New tasks are submitted at once while a broker
-    runs. A refused one stays until it is retried or dropped. Lists the first 1,000.
-    """
-    with _database(url or _configured(cli_context)) as connection:
+    """List the outbox, or retry and drop tasks of it."""
+    with _database(url) as connection:
         from taskyard.journal.postgres import database, outbox  # noqa: PLC0415  # an extra
 
         database.check_tables(connection)
@@ -154,7 +156,7 @@ def outbox(
         )
         for one in found
     ]
-    if as_json:
+    if cli_context.as_json:
         print_document(StoreOutboxDocument(tasks=tasks, retried=retried, dropped=dropped))
     elif retry or drop:
         click.echo(f"{format_count(len(retried), 'task')} retried, {len(dropped)} dropped")

@@ -1,4 +1,4 @@
-"""`taskyard submit`: submit a task."""
+"""The submission of one task to a running broker."""
 
 from __future__ import annotations
 
@@ -12,27 +12,23 @@ import click
 from taskyard.campaign.batches import encode_batch
 from taskyard.campaign.submitter import BatchSubmitter
 from taskyard.campaign.task_spec import check_task
-from taskyard.cli.completion import complete_campaign
 from taskyard.cli.connection import connect_client, stream_parts, whole_result
 from taskyard.cli.documents import SubmitDocument, SubmitWaitDocument
-from taskyard.cli.options import CliContext, broker_options, raw_option
+from taskyard.cli.options import CliContext
 from taskyard.cli.output import (
-    example,
     print_document,
     result_fields,
     warn_if_truncated,
     write_bytes,
     write_result,
 )
-from taskyard.cli.output_directory import OutputDirectory, output_option
+from taskyard.cli.output_directory import OutputDirectory
 from taskyard.cli.task_options import (
-    TaskKey,
     check_one_work,
     explain_refusal,
     parse_call_arguments,
     read_payload_option,
     task_keys,
-    task_options,
     warn_unused_stdin,
 )
 from taskyard.core.events import UnknownPolicy
@@ -44,52 +40,11 @@ if TYPE_CHECKING:
     from taskyard.client.client import Client
 
 
-@click.command(
-    context_settings={"allow_interspersed_args": False},
-    epilog=example(
-        "submit --name a --retries 3 -- convert a.png a.jpg",
-        "submit --after a --wait -- wc -c a.jpg",
-        "submit --call imaging:thumbnail '\"a.png\"' 200",
-    ),
-)
-@click.argument("argv", nargs=-1, metavar="[--] COMMAND...")
-@click.option("--wait", is_flag=True, help="Wait until the task has settled and print its result.")
-@click.option(
-    "--after-campaign",
-    type=TaskKey("name", "NAME"),
-    multiple=True,
-    shell_complete=complete_campaign,
-    help="Run after all tasks of this campaign that have not ended yet. Repeatable.",
-)
-@output_option
-@task_options
-@click.option(
-    "--name", type=TaskKey("name", "NAME"), help="Name of the task. Generated if omitted."
-)
-@raw_option
-@broker_options
-@click.pass_obj
-def submit(
-    cli_context: CliContext,
-    /,
-    argv: tuple[str, ...],
-    name: str | None,
-    *,
-    wait: bool,
-    output: str | None,
-    **values: Any,  # noqa: ANN401  # task options
-) -> int:
-    """Submit a task and print its name.
-
-    The command is run without a shell and with empty stdin: input piped into `submit` does not
-    reach it. The name is printed once the broker has written the task to disk. Submitting the same
-    command again under the same name has no effect.
-
-    With --wait, prints the task's stdout or return value. Exit 0 if the task is done, 1 if it
-    failed or is behind a failure, 5 if it was cancelled.
-    """
+def submit_task(cli_context: CliContext, argv: tuple[str, ...], values: dict[str, Any]) -> ExitCode:
+    """Submit a task and print its name, or with --wait its result."""
+    name, output = values["name"], values["output"]
     campaign = values["campaign"] or ""
-    if output is not None and not wait:
+    if output is not None and not values["wait"]:
         raise UserError("--output: needs --wait")
     if name == "--":
         raise UserError("--name: missing value before --")
@@ -106,7 +61,7 @@ def submit(
             raise explain_refusal(refused, f"task {name}", values, "--name") from refused
         if not new and not cli_context.quiet:
             click.echo(f"task {name} exists already: nothing submitted", err=True)
-        if wait:
+        if values["wait"]:
             code = _wait(cli_context, client, spec.name, campaign)
             if output is not None:
                 _write_output(cli_context, client, output, name)

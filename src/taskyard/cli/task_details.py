@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from taskyard.cli.command import Command
 from taskyard.cli.completion import complete_name
 from taskyard.cli.connection import connect_read_only
 from taskyard.cli.documents import ShowDocument
@@ -24,7 +25,7 @@ from taskyard.cli.format import (
     format_size,
     full_name,
 )
-from taskyard.cli.options import CliContext, broker_options
+from taskyard.cli.options import CliContext
 from taskyard.cli.output import WIDE_COLUMNS, example, moment_cell, print_document, print_table
 from taskyard.cli.task_list import exit_cell
 from taskyard.errors import BytesMissing
@@ -43,9 +44,8 @@ _COLUMNS: Final = (
 _LABEL_WIDTH: Final = 11
 
 
-@click.command(epilog=example("show fetch-a"))
+@click.command(cls=Command, epilog=example("show fetch-a"))
 @click.argument("name", shell_complete=complete_name)
-@broker_options
 @click.pass_obj
 def show(cli_context: CliContext, name: str) -> None:
     """Show the details of a task.

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
+from taskyard.cli.command import Command
 from taskyard.cli.connection import connect_read_only
 from taskyard.cli.documents import DOCUMENT_VERSION
 from taskyard.cli.format import (
@@ -28,7 +29,7 @@ from taskyard.cli.format import (
     full_name,
     shorten_middle,
 )
-from taskyard.cli.options import CliContext, broker_options
+from taskyard.cli.options import CliContext
 from taskyard.cli.output import ROWS_DRAWN_MAX, encode_json, example, moment_cell, print_table
 from taskyard.cli.progress import ProgressBar
 from taskyard.cli.scopes import check_campaign, scope_options, to_scope
@@ -163,6 +164,7 @@ SORT_KEYS: Final = {
 
 @click.command(
     "list",
+    cls=Command,
     epilog=example(
         "list --campaign thumbs --failed",
         "list --match fetch --all",
@@ -190,7 +192,6 @@ SORT_KEYS: Final = {
     help="Maximum number of tasks.",
 )
 @click.option("--all", "all_tasks", is_flag=True, help="List all tasks.")
-@broker_options
 @click.pass_obj
 def list_tasks(  # noqa: PLR0913  # one per option
     cli_context: CliContext,

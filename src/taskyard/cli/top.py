@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from taskyard.cli.command import Command
 from taskyard.cli.connection import (
     broker_location,
     check_not_standby,
@@ -14,7 +15,7 @@ from taskyard.cli.connection import (
     has_journal,
     open_last_state,
 )
-from taskyard.cli.options import CliContext, location_options
+from taskyard.cli.options import CliContext
 from taskyard.cli.output import example
 from taskyard.cli.scopes import scope_options
 from taskyard.core.limits import SECOND_NS
@@ -34,13 +35,13 @@ _RESTART_SECONDS: Final = 15.0
 
 
 @click.command(
+    cls=Command,
     epilog=example(
         "top", "top --campaign thumbs --failed", "top --broker tcp://head:6170 --key viewer.key"
-    )
+    ),
 )
 @click.argument("part", required=False, metavar="[PART-OF-NAME]")
 @scope_options
-@location_options
 @click.pass_obj
 def top(cli_context: CliContext, /, part: str | None, **given: Any) -> None:  # noqa: ANN401  # scope options
     """Show counters, lanes, workers, tasks and output in the terminal.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
 #: The words before a list: whether files follow, and whether the list is linked.
-_SEPARATORS: Final = {
+SEPARATORS: Final = {
     ":::": (False, False),
     ":::+": (False, True),
     "::::": (True, False),
@@ -73,7 +73,7 @@ class ListFormat(Struct):
 
 def split_lists(words: Sequence[str]) -> tuple[list[str], list[ValueList]]:
     """Split the words after the options into a command and its lists."""
-    starts = [index for index, word in enumerate(words) if word in _SEPARATORS]
+    starts = [index for index, word in enumerate(words) if word in SEPARATORS]
     command = list(words[: starts[0]] if starts else words)
     lists: list[ValueList] = []
     for start, end in pairwise([*starts, len(words)]):
@@ -84,7 +84,7 @@ def split_lists(words: Sequence[str]) -> tuple[list[str], list[ValueList]]:
 
 
 def _lists_after(separator: str, words: Sequence[str], *, is_first: bool) -> list[ValueList]:
-    has_files, is_linked = _SEPARATORS[separator]
+    has_files, is_linked = SEPARATORS[separator]
     if is_linked and is_first:
         hint = f"begin with {separator[:-1]}"
         raise UserError(f"{shown(separator)}: no list before it to link to ({hint})")

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import click
 
+from taskyard.cli.command import Command
 from taskyard.cli.completion import complete_name
 from taskyard.cli.connection import connect_client, connect_unless_settled
 from taskyard.cli.documents import WaitAnyDocument, WaitDocument
 from taskyard.cli.format import escape_line, format_count, format_duration, full_name
-from taskyard.cli.options import DURATION, CliContext, broker_options, progress_option
+from taskyard.cli.options import DURATION, CliContext, progress_option
 from taskyard.cli.output import example, print_document
 from taskyard.cli.progress import ProgressBar, format_counts
 from taskyard.cli.scopes import check_campaign, target_options, to_scope
@@ -57,11 +58,12 @@ _RUNNABLE: Final = ("delayed", "ready", "leased")
 
 
 @click.command(
+    cls=Command,
     epilog=example(
         "wait fetch-a fetch-b",
         "wait --campaign thumbs --timeout 1h30m",
         "wait --any fetch-a fetch-b",
-    )
+    ),
 )
 @click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_name)
 @click.option(
@@ -70,7 +72,6 @@ _RUNNABLE: Final = ("delayed", "ready", "leased")
 @target_options
 @click.option("--timeout", type=DURATION, help="Maximum time to wait, as in 90s or 5m.")
 @progress_option
-@broker_options
 @click.pass_obj
 def wait(
     cli_context: CliContext,

@@ -11,15 +11,11 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from taskyard.cli.command import Command
 from taskyard.cli.connection import check_not_standby, open_last_state
 from taskyard.cli.daemon_options import page_option, until_eof_option
 from taskyard.cli.log_options import log_options, open_log
-from taskyard.cli.options import (
-    CliContext,
-    quiet_option,
-    state_option,
-    verbose_option,
-)
+from taskyard.cli.options import CliContext
 from taskyard.cli.output import example
 from taskyard.errors import NotInstalled
 from taskyard.process.locks import BrokerWatch
@@ -37,8 +33,7 @@ _NICENESS: Final = 10
 _REPLY_SECONDS: Final = 5.0
 
 
-@click.command(epilog=example("web --state ./.taskyard", "web --invite viewer"))
-@state_option
+@click.command(cls=Command, epilog=example("web --state ./.taskyard", "web --share viewer"))
 @page_option
 @click.option(
     "--name",
@@ -48,7 +43,7 @@ _REPLY_SECONDS: Final = 5.0
     help="Another host name by which browsers reach the page. Repeatable.",
 )
 @click.option(
-    "--invite",
+    "--share",
     type=click.Choice([role.value for role in address.Role]),
     help="Print an address with a token for a colleague, for the page that is running.",
 )
@@ -60,16 +55,13 @@ _REPLY_SECONDS: Final = 5.0
 @click.option("--inherited", type=int, metavar="FD", hidden=True)
 @log_options
 @until_eof_option
-@verbose_option
-@quiet_option
 @click.pass_obj
 def web(  # noqa: PLR0913  # one per option
     cli_context: CliContext,
     *,
-    state: Path,
     page: str,
     names: tuple[str, ...],
-    invite: str | None,
+    share: str | None,
     metrics_token: bool,
     inherited: int | None,
     until_eof: bool,
@@ -83,8 +75,9 @@ def web(  # noqa: PLR0913  # one per option
     page, as that of `taskyard up`, prints its address and ends. An operator can retry, cancel,
     pause and change priorities. A viewer can only look.
     """
-    if invite is not None:
-        click.echo(address.invitation(state, address.Role(invite)))
+    state = cli_context.state_directory()
+    if share is not None:
+        click.echo(address.invitation(state, address.Role(share)))
         return
     if metrics_token:
         click.echo(address.metrics_token(state))

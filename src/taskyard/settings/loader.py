@@ -67,7 +67,7 @@ def load(
     if not reading.problems:
         return settings
     first, *more = reading.problems
-    rest = f" (and {len(more)} more, see `taskyard config check`)" if more else ""
+    rest = f" (and {len(more)} more, see `taskyard config --check`)" if more else ""
     raise InvalidSettings(first + rest)
 
 

@@ -212,6 +212,6 @@ def _command_lines(
 
 def _run_like_the_demo(directory: Path, tasks: int) -> None:
     pipeline_campaigns.write_like_the_demo(directory / "campaign.jsonl", tasks)
-    words = ["run", "campaign.jsonl", "--state", "state", "--workers", "4", "--slots", "2"]
+    words = ["run", "campaign.jsonl", "--state", "state", "--workers", "4", "-j", "8"]
     whole = [*pipeline_case.TASKYARD, *words, "--allow", "time", "--quiet"]
     pipeline_cost.run(whole, directory, good=(ExitCode.TASK_FAILED,))  # some tasks fail on purpose
