@@ -408,7 +408,7 @@ def test_detached_up_gets_all_settings_and_options(
     page, listen = ["--page", "127.0.0.1:6180"], ["--listen", "dwork=ipc:///d"]
     assert seen == [
         [*usual, *listen, *services, *config, *page],
-        [*usual, *services, *config, "--native-only", *page],
+        [*usual, *services, *config, *page, "--native-only"],
         [*usual, "--listen", "dwork=ipc:///e", *services, *config, *page],
         [*usual, *listen, *services, *config, *("--page", "none")],
         [*usual, *listen, *services, *config, "--page", "[::1]:1"],

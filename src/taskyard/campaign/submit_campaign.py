@@ -108,14 +108,11 @@ def submit_campaign(  # noqa: PLR0913  # all but three are named
         raise _located(refused, loaded, campaign, submitter.counts) from None
     states = {name: one.state for name, one in existing_tasks.items()}
     failed = [name for name, state in states.items() if state is TaskState.FAILED]
-    again = {spelling(campaign, spec.name) for spec in changed}
     done = {name for name, state in states.items() if state is TaskState.DONE}
-    new = total if check_only else submitter.counts.new
-    restarted, kept = len(done & again), frozenset(done - again)
-    result = SubmitResult(new, Counter(states.values()), failed, restarted, kept)
-    if check_only:
-        result.behind = _behind_failures(loaded, campaign, states)
-    return result
+    kept = frozenset(done.difference(spelling(campaign, spec.name) for spec in changed))
+    new, restarted = total if check_only else submitter.counts.new, len(done) - len(kept)
+    behind = _behind_failures(loaded, campaign, states) if check_only else []
+    return SubmitResult(new, Counter(states.values()), failed, restarted, kept, behind)
 
 
 def _unknown_names(client: CampaignClient, loaded: LoadedCampaign, campaign: str) -> list[str]:

@@ -218,8 +218,8 @@ class SubmitWaitDocument(JsonDocument, tag="submit"):
     reason: str | UnsetType = UNSET
 
 
-class BundleDocument(JsonDocument, tag="bundle"):
-    """`bundle`."""
+class BundleDocument(JsonDocument, tag="submit"):
+    """`submit --to`."""
 
     name: str
     campaign: str
@@ -228,8 +228,8 @@ class BundleDocument(JsonDocument, tag="bundle"):
     new: int
 
 
-class BundleWaitDocument(JsonDocument, tag="bundle"):
-    """`bundle --wait`."""
+class BundleWaitDocument(JsonDocument, tag="submit"):
+    """`submit --to --wait`."""
 
     name: str
     campaign: str
@@ -489,7 +489,7 @@ class ConfigService(Document):
     sets: list[str]
 
 
-class ConfigCheckDocument(JsonDocument, tag="config check"):
+class ConfigCheckDocument(JsonDocument, tag="config"):
     """`config check`."""
 
     file: str | None
@@ -553,7 +553,7 @@ class OutboxTask(Document):
     reason: str | None
 
 
-class StoreOutboxDocument(JsonDocument, tag="store outbox"):
+class StoreOutboxDocument(JsonDocument, tag="store init"):
     """`store outbox`. With --retry or --drop, the numbers of the rows that were changed."""
 
     tasks: list[OutboxTask]

@@ -348,7 +348,7 @@ def _store_state(context: click.Context, option: click.Parameter, given: Path | 
         return
     if str(given) in _TASK_STATES and not given.exists():
         which = "--failed" if str(given) == "failed" else f"--only {given}"
-        raise click.BadParameter(f"a directory; for {given} tasks, use {which}", context, option)
+        raise click.BadParameter(f"names a directory (of {given} tasks: {which})", context, option)
     context.ensure_object(CliContext).state = given
 
 

@@ -129,11 +129,15 @@ def print_report(  # noqa: PLR0913  # the parts of a report
         elif slowest:
             echo(format_slowest(slowest))
         _print_failures(run_options, failures, loaded, echo)
-        is_over = run_options.quiet or run_options.shows_output
-        if not is_over and (counts["done"] or counts["failed"]):
-            name = shlex.quote(escape_line(run_options.campaign))
-            echo(f"results:  taskyard results --campaign {name}{run_options.location}")
+        if not run_options.shows_output:
+            _print_results_hint(run_options, counts)
     return code
+
+
+def _print_results_hint(run_options: RunOptions, counts: dict[str, int]) -> None:
+    if not run_options.quiet and (counts["done"] or counts["failed"]):
+        name = shlex.quote(escape_line(run_options.campaign))
+        click.echo(f"results:  taskyard results --campaign {name}{run_options.location}")
 
 
 def _failures(run_options: RunOptions, client: Client, numbers: RunCounts) -> list[RunFailure]:

@@ -160,12 +160,11 @@ def up(  # noqa: PLR0913  # one per option
     if detach:
         arguments = ["up", "--workers", str(workers), "--state", str(state)]
         arguments += _as_arguments(jobs=jobs, listen=listen, allow=allow, service=services)
-        arguments += _as_arguments(config=cli_context.config) + (
-            [] if listen else ["--native-only"]
-        )
+        arguments += _as_arguments(config=cli_context.config, page=page or NO_PAGE)
+        arguments += [] if listen else ["--native-only"]
         arguments += ["--allow-pickle"] if allow_pickle else []
         arguments += [] if machine is None else machine.arguments("--worker-")
-        arguments += ["--page", page or NO_PAGE, *_log_options(cli_context)]
+        arguments += _log_options(cli_context)
         _detach(cli_context, state, workers, arguments)
         return None
     writer = open_log(cli_context, "up")
