@@ -143,6 +143,7 @@ COMMANDS: dict[str, LazyCommand] = {
     "down": LazyCommand(
         "taskyard.cli.up:down", "Stop the broker and workers of a state directory."
     ),
+    "join": LazyCommand("taskyard.cli.join:join", "Start what an invitation is for."),
     "wait": LazyCommand("taskyard.cli.wait:wait", "Wait until tasks have settled."),
     "watch": LazyCommand("taskyard.cli.watch:watch", "Print events as they happen."),
     "status": LazyCommand("taskyard.cli.inspect:status", "Count the tasks in each state."),

@@ -30,7 +30,7 @@ from taskyard.net import invitations
 from taskyard.net.invitations import Invitation
 from taskyard.net.keyring import Keyring
 from taskyard.net.keys import KeyEntry, PeerKey, create_key_file
-from taskyard.wire.roles import Role
+from taskyard.wire.roles import Role, relayed_roles
 
 _ROLES: Final = [role.value for role in Role]
 
@@ -97,11 +97,16 @@ def _usage_hint(entry: KeyEntry, path: Path) -> str:
 @keys.command(
     epilog=example(
         "keys invite worker gpu --broker tcp://head.example:6125",
-        "keys invite worker,relay site --dialect wmp --broker tcp://head.example:6014",
+        "keys invite --for wmp site --broker tcp://head.example:6014",
     )
 )
-@click.argument("roles", metavar="ROLE[,ROLE...]")
-@click.argument("name")
+@click.argument("words", nargs=-1, metavar="[ROLE[,ROLE...]] NAME")
+@click.option(
+    "--for",
+    "gateway",
+    metavar="DIALECT",
+    help="For a gateway of unmodified programs of this dialect, with the roles that they need.",
+)
 @click.option(
     "--broker",
     metavar="URL",
@@ -122,10 +127,11 @@ def invite(cli_context: CliContext, /, **given: Any) -> None:  # noqa: ANN401  #
 
     The invitation is a file (mode 0600) or a line with all that the peer needs: the endpoint, the
     broker's public key, and the peer's name, roles and secret. It is the only copy of the secret.
-    Move it over a secure channel. `taskyard worker --invite FILE` uses it there, and so do the
-    commands with --invite. It can replace a key file.
+    Move it over a secure channel. `taskyard join FILE` uses it there, and so do the commands with
+    --invite. It can replace a key file.
     """
-    roles, name, dialect = _read_roles(given["roles"]), given["name"], given["dialect"]
+    dialect = check_dialect(given["gateway"] or given["dialect"])
+    roles, name = _roles_and_name(given["words"], given["gateway"])
     if given["line"] and given["out"] is not None:
         raise UserError("--line and --out exclude each other")
     places = invited_endpoints(
@@ -165,6 +171,15 @@ def invite(cli_context: CliContext, /, **given: Any) -> None:  # noqa: ANN401  #
     cli_context.info(f"revoke it: taskyard keys revoke {name} --state {state}")
 
 
+def _roles_and_name(words: tuple[str, ...], gateway: str | None) -> tuple[list[Role], str]:
+    """Return the roles and the name of an invitation. Those of a gateway depend on the dialect."""
+    if len(words) != (1 if gateway else 2):
+        raise click.UsageError("give --for DIALECT and NAME, or ROLE and NAME")
+    if gateway is not None:
+        return [Role.RELAY, *relayed_roles(gateway)], words[0]
+    return _read_roles(words[0]), words[1]
+
+
 def _read_roles(given: str) -> list[Role]:
     try:
         return [Role(one.strip()) for one in given.split(",")]
@@ -175,6 +190,9 @@ def _read_roles(given: str) -> list[Role]:
 def _invite_hint(entry: KeyEntry, dialect: str, path: Path | None) -> str:
     """Return the command that uses an invitation. A line is better passed by the environment."""
     is_worker = Role.WORKER in entry.roles
+    joins = Role.RELAY in entry.roles or (is_worker and dialect in ("dwork", "wmp"))
+    if path is not None and joins:
+        return f"taskyard join {shlex.quote(path.name)}"
     if Role.RELAY in entry.roles:
         place = ",".join(["tcp://127.0.0.1:PORT"] * DIALECT_SIDES[dialect])
         command = f"relay --listen {dialect}={place}"

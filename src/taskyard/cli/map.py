@@ -10,6 +10,7 @@ import sys
 import time
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -83,7 +84,16 @@ def run_rows(cli_context: CliContext, argv: Sequence[str], values: dict[str, Any
     if values["dry_run"]:
         return print_commands(cli_context, source, work, values)
     _mention_stdin(cli_context, values, is_input=source.is_stdin)
-    return _run(cli_context, source, work, values)
+    rows, policy = source.rows(), RunPolicy.of(values)
+    with EarlyStop(policy):  # the first line may take long
+        first = next(rows, None)
+    if first is not None:
+        work.encode(first)  # an error comes before anything is started
+    elif not cli_context.as_json:
+        cli_context.info("no input: nothing to run")
+        return ExitCode.OK
+    given = chain(() if first is None else (first,), rows)
+    return _run(cli_context, source._replace(rows=lambda: given), work, values)
 
 
 def _run(

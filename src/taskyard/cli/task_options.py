@@ -77,6 +77,17 @@ class Variable(click.ParamType[tuple[str, str | None]]):
         return name, setting if sign else None
 
 
+class CampaignName(TaskKey):
+    """The name of a campaign, in which `/` would end it."""
+
+    def convert(
+        self, value: str, param: click.Parameter | None, ctx: click.Context | None
+    ) -> object:
+        if "/" in value:
+            self.fail(f"must not contain /, but is {shown(value)}", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 _NAME: Final = TaskKey("name", "NAME")
 
 #: The options that are not repeatable: name, type and help.
@@ -118,7 +129,11 @@ _OPTIONS: Final[tuple[tuple[str, click.ParamType[Any], str], ...]] = (
         "Tasks of a lane run one at a time. {host} is replaced by a field.",
     ),
     ("--service", TaskKey("service", "SERVICE"), "Service that the worker must offer."),
-    ("--campaign", _NAME, "Name of the campaign, to resume it, to add to it or to retry it."),
+    (
+        "--campaign",
+        CampaignName("name", "NAME"),
+        "Name of the campaign, to resume it, to add to it or to retry it.",
+    ),
 )
 
 #: Defaults that apply to omitted options, for the help.
