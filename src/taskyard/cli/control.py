@@ -34,6 +34,7 @@ from taskyard.cli.scopes import (
     to_scope,
     with_service_of_lane,
 )
+from taskyard.cli.task_list import list_tasks
 from taskyard.cli.task_options import TaskKey
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TaskState
@@ -83,17 +84,17 @@ def _command(*examples: str) -> Callable[[CommandFunction], Command]:
 
     def make(function: CommandFunction) -> Command:
         name = click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_name)
-        return click.command(cls=Command, most=_MOST, epilog=example(*examples))(
+        return click.command(cls=Command, like=list_tasks, most=_MOST, epilog=example(*examples))(
             name(scope_options(click.pass_obj(function)))
         )
 
     return make
 
 
-#: The options of the short help.
+#: The options of the short help. `list` explains the others.
 _MOST: Final = (
-    *("campaign", "failed", "only", "match", "all_tasks", "yes", "to_lane", "to_service"),
-    *("priority", "time_limit", "retries", "backoff", "expiry", "service", "lane"),
+    *("campaign", "failed", "all_tasks", "yes", "to_lane", "to_service", "priority"),
+    *("time_limit", "retries", "backoff", "expiry"),
 )
 
 

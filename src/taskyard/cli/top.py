@@ -18,6 +18,7 @@ from taskyard.cli.connection import (
 from taskyard.cli.options import CliContext
 from taskyard.cli.output import example
 from taskyard.cli.scopes import scope_options
+from taskyard.cli.task_list import list_tasks
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import NoBroker, NotInstalled, UserError
 from taskyard.process.locks import BrokerWatch
@@ -36,6 +37,8 @@ _RESTART_SECONDS: Final = 15.0
 
 @click.command(
     cls=Command,
+    like=list_tasks,
+    most=("campaign", "failed"),
     epilog=example(
         "top", "top --campaign thumbs --failed", "top --broker tcp://head:6170 --key viewer.key"
     ),

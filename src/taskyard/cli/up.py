@@ -24,6 +24,7 @@ from taskyard.cli.format import escape_line, format_count, full_name
 from taskyard.cli.log_options import children_logged, log_arguments, log_options, open_log
 from taskyard.cli.options import DURATION, CliContext, setting_option
 from taskyard.cli.output import example
+from taskyard.cli.work import run
 from taskyard.cli.worker_options import (
     allow_option,
     allow_pickle_option,
@@ -88,7 +89,12 @@ _NAMES_SECONDS: Final = 5.0
 _SIGNALS: Final = ((signal.SIGTERM, 1.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0))
 
 
-@click.command(cls=Command, epilog=example("up --workers 2 --detach"))
+@click.command(
+    cls=Command,
+    like=run,
+    most=("workers", "jobs", "listen", "allow", "allow_pickle", "services", "page", "detach"),
+    epilog=example("up --workers 2 --detach"),
+)
 @setting_option(
     "worker.processes",
     "--workers",

@@ -20,6 +20,7 @@ from taskyard.cli.output import example, print_document
 from taskyard.cli.progress import ProgressBar, format_counts
 from taskyard.cli.scopes import check_campaign, target_options, to_scope
 from taskyard.cli.slow_tasks import slowest_line
+from taskyard.cli.task_list import list_tasks
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TaskState
 from taskyard.errors import (
@@ -59,6 +60,8 @@ _RUNNABLE: Final = ("delayed", "ready", "leased")
 
 @click.command(
     cls=Command,
+    like=list_tasks,
+    most=("is_any", "campaign", "timeout", "progress"),
     epilog=example(
         "wait fetch-a fetch-b",
         "wait --campaign thumbs --timeout 1h30m",

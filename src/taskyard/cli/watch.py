@@ -20,6 +20,7 @@ from taskyard.cli.format import escape_line, format_date, format_duration
 from taskyard.cli.options import CliContext
 from taskyard.cli.output import example, print_document, print_view
 from taskyard.cli.scopes import target_options, to_scope
+from taskyard.cli.task_list import list_tasks
 from taskyard.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ _WIDTH: Final = max(map(len, RECORD_LABELS.values()))
 
 @click.command(
     cls=Command,
+    like=list_tasks,
+    most=("campaign", "since", "until_settled"),
     epilog=example("watch", "watch --campaign thumbs --until-settled", "watch --since 0"),
 )
 @target_options

@@ -12,7 +12,12 @@ from taskyard.cli.output import example, print_document, print_table
 from taskyard.cli.pipeline.documents import PipelineSweepDocument, SweepPoint
 from taskyard.cli.pipeline.group import SparkCommand, master_option
 from taskyard.cli.pipeline.progress import StageProgress, starting_text
-from taskyard.cli.pipeline.report import HistoryLocation, history_location, history_options
+from taskyard.cli.pipeline.report import (
+    HistoryLocation,
+    history_location,
+    history_options,
+    report,
+)
 from taskyard.errors import UserError
 from taskyard.settings.rules import to_rules_set
 
@@ -30,6 +35,8 @@ _POINTS_PRINTED_MAX: Final = 60
 
 @click.command(
     cls=SparkCommand,
+    like=report,
+    most=("campaign", "workers", "slots", "policies", "run_time", "price", "out"),
     epilog=example(
         "pipeline sweep --campaign nightly --workers 1,2,4,…,256 --out ./sweep",
         "pipeline sweep workflow.json --workers 1,2,4,…,64 --slots 1,4",
