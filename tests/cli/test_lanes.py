@@ -9,7 +9,7 @@ import pytest
 from docs import schemas
 from taskyard.cli import connection
 from taskyard.cli.entry import run, taskyard
-from taskyard.cli.lanes import ROWS_SHOWN, row, sort_key
+from taskyard.cli.inspect import ROWS_SHOWN, row, sort_key
 from tests.cli.yard import Caller, running
 
 if TYPE_CHECKING:
@@ -252,7 +252,7 @@ def test_terminal_gets_a_screen_of_lanes_and_the_number_of_the_rest(
     file = tmp_path / "screen.jsonl"
     file.write_text("".join(f'{{"name":"{one}","argv":["a"],"lane":"{one}"}}\n' for one in names))
     assert call("load", str(file)).code == 0
-    monkeypatch.setattr("taskyard.cli.lanes.is_on_terminal", lambda: True)
+    monkeypatch.setattr("taskyard.cli.inspect.is_on_terminal", lambda: True)
     outcome = call("lanes")
     assert outcome.err == "… and 2 more (use --every-lane)\n"
     assert len(outcome.out.splitlines()) == 1 + ROWS_SHOWN

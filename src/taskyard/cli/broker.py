@@ -12,12 +12,13 @@ from taskyard.cli.command import Command
 from taskyard.cli.connection import removed_if_unused
 from taskyard.cli.daemon_options import (
     listen_option,
+    log_options,
+    open_log,
     read_listen,
     read_store,
     secure_option,
     until_eof_option,
 )
-from taskyard.cli.log_options import log_options, open_log
 from taskyard.cli.options import CliContext, setting_option
 from taskyard.cli.output import example
 

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import click
 
 from taskyard.cli.command import Command
-from taskyard.cli.completion import complete_campaign
 from taskyard.cli.connection import connect_read_only, local_state
 from taskyard.cli.documents import CleanDocument
 from taskyard.cli.format import format_count
 from taskyard.cli.options import DURATION, SIZE, CliContext
 from taskyard.cli.output import example, print_document
-from taskyard.cli.scopes import OnceOption, check_campaign
+from taskyard.cli.scopes import OnceOption, check_campaign, complete_campaign
 from taskyard.core.identity import spelling
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import shown

@@ -73,7 +73,7 @@ class LazyGroup(Group):
         """
         name = args[0] = _ALIASES.get(args[0], args[0])
         if name == "help" and ctx.parent is None:
-            from taskyard.cli.help import help_command  # noqa: PLC0415  # few need it
+            from taskyard.cli.command import help_command  # noqa: PLC0415  # few need it
 
             return name, help_command, args[1:]
         if name in self.lazy_commands or ctx.resilient_parsing:
@@ -150,7 +150,7 @@ COMMANDS: dict[str, LazyCommand] = {
     "list": LazyCommand(
         "taskyard.cli.task_list:list_tasks", "List tasks in the order of submission, or sorted."
     ),
-    "show": LazyCommand("taskyard.cli.task_details:show", "Show the details of a task."),
+    "show": LazyCommand("taskyard.cli.task_list:show", "Show the details of a task."),
     "why": LazyCommand("taskyard.cli.inspect:why", "Explain the state of tasks or lanes."),
     "results": LazyCommand(
         "taskyard.cli.task_output:results", "Print the results of tasks or of a campaign."
@@ -161,18 +161,20 @@ COMMANDS: dict[str, LazyCommand] = {
     "retry": LazyCommand("taskyard.cli.control:retry", "Retry failed tasks, and delayed ones now."),
     "cancel": LazyCommand("taskyard.cli.control:cancel", "Cancel tasks and their dependents."),
     "top": LazyCommand(
-        "taskyard.cli.top:top", "Show counters, lanes, workers, tasks and output in the terminal."
+        "taskyard.cli.web:top", "Show counters, lanes, workers, tasks and output in the terminal."
     ),
     "report": LazyCommand(
         "taskyard.cli.pipeline.report:report", "Write an HTML report with charts, and tables."
     ),
     "workers": LazyCommand("taskyard.cli.inspect:workers", "List the workers.", _OPERATE),
     "services": LazyCommand(
-        "taskyard.cli.lanes:services",
+        "taskyard.cli.inspect:services",
         "List the services with their workers and waiting tasks.",
         _OPERATE,
     ),
-    "lanes": LazyCommand("taskyard.cli.lanes:lanes", "List the lanes and why they wait.", _OPERATE),
+    "lanes": LazyCommand(
+        "taskyard.cli.inspect:lanes", "List the lanes and why they wait.", _OPERATE
+    ),
     "broker": LazyCommand(
         "taskyard.cli.broker:broker", "Run a broker in the foreground.", _OPERATE
     ),
@@ -205,7 +207,7 @@ COMMANDS: dict[str, LazyCommand] = {
         "taskyard.cli.journal:journal", "Check, export or compact a state directory.", _OPERATE
     ),
     "store": LazyCommand(
-        "taskyard.cli.store:store", "Create a store in PostgreSQL, or move a state.", _OPERATE
+        "taskyard.cli.journal:store", "Create a store in PostgreSQL, or move a state.", _OPERATE
     ),
     "failover": LazyCommand(
         "taskyard.cli.control:failover", "Hand over from the broker to its standby.", _OPERATE
@@ -214,7 +216,7 @@ COMMANDS: dict[str, LazyCommand] = {
         "taskyard.cli.pipeline.group:pipeline", "Run Spark jobs: history, sweep, fleet.", _OPERATE
     ),
     "completion": LazyCommand(
-        "taskyard.cli.completion:completion", "Print a shell completion script.", _OPERATE
+        "taskyard.cli.scopes:completion", "Print a shell completion script.", _OPERATE
     ),
     "move": LazyCommand(
         "taskyard.cli.control:move", "Move tasks to another lane or service.", _CHANGE

@@ -11,7 +11,6 @@ from msgspec import Struct
 
 from taskyard.campaign.task_spec import BACKOFF_NS, KEYS
 from taskyard.cli.command import Command
-from taskyard.cli.completion import complete_lane, complete_name, complete_service
 from taskyard.cli.connection import connect_client
 from taskyard.cli.documents import (
     CancelDocument,
@@ -30,6 +29,9 @@ from taskyard.cli.output import example, print_document
 from taskyard.cli.scopes import (
     STATE_FLAGS,
     check_campaign,
+    complete_lane,
+    complete_name,
+    complete_service,
     scope_options,
     to_scope,
     with_service_of_lane,

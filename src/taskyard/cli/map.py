@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 import sys
 import time
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -19,14 +19,15 @@ import click
 from taskyard.campaign.task_spec import resources_of
 from taskyard.cli.connection import given_location, stream_parts
 from taskyard.cli.documents import MapSubmitDocument
-from taskyard.cli.failed_tasks import (
+from taskyard.cli.file_tasks import (
     EndedRows,
     FailedTasks,
     check_journal,
 )
 from taskyard.cli.format import escape_line, format_count
-from taskyard.cli.live_lines import LiveLines
 from taskyard.cli.local_service import (
+    CANCEL_SECONDS,
+    UNSTARTED,
     call_problem,
     check_resources,
     check_slots,
@@ -36,10 +37,8 @@ from taskyard.cli.local_service import (
     own_state_in_task,
 )
 from taskyard.cli.map_input import map_input, one_input
-from taskyard.cli.map_output import FUTURES_MAX, FailureCounter, FutureWindow, MapOutput
-from taskyard.cli.map_stop import MapStop
-from taskyard.cli.map_submit import kept_options, row_submitter
-from taskyard.cli.map_work import MapWork, print_commands, task_pattern
+from taskyard.cli.map_output import FUTURES_MAX, FailureCounter, FutureWindow, LiveLines, MapOutput
+from taskyard.cli.map_work import MapWork, kept_options, print_commands, row_submitter, task_pattern
 from taskyard.cli.options import CliContext
 from taskyard.cli.output import (
     print_document,
@@ -52,10 +51,13 @@ from taskyard.cli.task_options import (
     warn_unused_stdin,
 )
 from taskyard.core.model import Refusal
+from taskyard.core.states import TaskState
 from taskyard.errors import (
     ExitCode,
     NoBroker,
+    OutputClosed,
     Refused,
+    TaskyardError,
     UserError,
 )
 
@@ -66,6 +68,7 @@ if TYPE_CHECKING:
     from taskyard.cli.input_rows import InputRow
     from taskyard.cli.local_service import LocalService
     from taskyard.cli.map_input import MapInput
+    from taskyard.cli.options import CliContext
     from taskyard.client.client import Client
     from taskyard.client.futures import Future
     from taskyard.process.supervisor import WorkerSpec
@@ -383,3 +386,97 @@ def _submit(
             f"campaign {escape_line(campaign)}: {format_count(number, 'task')} submitted", err=True
         )
     return ExitCode.OK
+
+
+class MapStop:
+    """Stops the tasks of a map whose block ends with an error."""
+
+    def __init__(
+        self,
+        cli_context: CliContext,
+        service: LocalService,
+        campaign: str,
+        policy: RunPolicy,
+        *,
+        is_named: bool,
+    ) -> None:
+        self._cli_context = cli_context
+        self._service = service
+        self._campaign = campaign
+        self.policy = policy
+        #: Whether the user named the campaign.
+        self._is_named = is_named
+        #: Whether its tasks are stopped.
+        self._is_done = False
+
+    @contextmanager
+    def stopping(self) -> Iterator[None]:
+        """Stop the tasks of a block that raises, unless they are stopped.
+
+        Raises `OutputClosed` if the reader of stdout has stopped.
+        """
+        if not self._is_named:
+            self._service.mark_temporary(self._campaign)
+        try:
+            yield
+            self._service.unmark_temporary()
+        except BaseException as error:
+            is_input_wrong = isinstance(error, UserError)
+            with suppress(TaskyardError):  # the first error is reported
+                if not self._service.is_lasting or (is_input_wrong and not self._is_named):
+                    self._stop_tasks()
+                if is_input_wrong and self._is_named:
+                    self._report_unfinished()
+            if isinstance(error, BrokenPipeError):
+                raise OutputClosed(self.message("stdout was closed")) from None
+            raise
+
+    def end_output(self, answer: MapOutput, window: FutureWindow, error: BaseException) -> None:
+        """Stop the tasks, and print the results of those that have settled by then.
+
+        An interrupt ends the output at once, unless running tasks shall finish.
+        """
+        stopped = error if isinstance(error, StoppedEarly) else None
+        if stopped is None and self._service.is_lasting:
+            return
+        is_printed = stopped is not None or self.policy.finish_running
+        if is_printed:
+            answer.stop(stopped)
+        self._stop_tasks()
+        if is_printed:
+            answer.set_unfinished(window.finish_settled())
+
+    def _stop_tasks(self) -> None:
+        if self._is_done:
+            return
+        self._is_done = True
+        self._service.stop_campaign(
+            self._campaign,
+            finish_running=self.policy.finish_running,
+            is_resumable=self._is_named,
+        )
+        self._service.unmark_temporary()
+
+    def _report_unfinished(self) -> None:
+        """Report the tasks that were submitted before an error of the input, if there are any."""
+        counts = self._service.client.counts(self._campaign, CANCEL_SECONDS)
+        unfinished = sum(counts[state.name.lower()] for state in (*UNSTARTED, TaskState.LEASED))
+        if unfinished:
+            tasks = format_count(unfinished, "unfinished task")
+            campaign = escape_line(self._campaign)
+            self._cli_context.info(f"campaign {campaign} has {tasks}: {self._remedy()}")
+
+    def message(self, cause: str) -> str:
+        """Return why the map ended, and what happens to its tasks."""
+        if self._service.is_lasting:
+            return f"{cause}; submitted tasks continue: {self._remedy()}"
+        if self._is_named:
+            return f"{cause}; unfinished tasks are kept: {self._remedy()}"
+        return f"{cause}; unfinished tasks are cancelled (give --campaign to resume them later)"
+
+    def _remedy(self) -> str:
+        """Return the commands for tasks that are left."""
+        campaign = escape_line(self._campaign)
+        resume = f"the same `taskyard map --campaign {campaign}` resumes"
+        cancel = f"`taskyard cancel --campaign {campaign}` cancels them, "
+        return f"{cancel if self._service.is_lasting else ''}{resume}"

@@ -21,25 +21,27 @@ from taskyard.campaign.lines import (
     open_input,
 )
 from taskyard.campaign.values import shown
-from taskyard.cli.input_rows import InputRow, placed_texts, rows
-from taskyard.cli.templates import RowShape, template_keys
-from taskyard.cli.value_lists import (
+from taskyard.cli.input_rows import (
+    InputRow,
     ListFormat,
     array_indexes,
     array_rows,
     column_rows,
     grouped_rows,
     list_rows,
+    placed_texts,
+    rows,
     split_lists,
 )
+from taskyard.cli.templates import RowShape, template_keys
 from taskyard.core.limits import PAYLOAD_BYTES_MAX
 from taskyard.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from taskyard.cli.input_rows import ValueList
     from taskyard.cli.options import CommandFunction
-    from taskyard.cli.value_lists import ValueList
 
 #: The largest block. In base64 it takes a third more, and the command needs some room.
 BLOCK_BYTES_MAX: Final = PAYLOAD_BYTES_MAX * 3 // 4 - 64 * 1024

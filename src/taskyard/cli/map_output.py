@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 import click
 
 from taskyard.cli.documents import DOCUMENT_VERSION, MapTask
-from taskyard.cli.format import escape_line, shorten_middle
+from taskyard.cli.format import escape_line, full_name, shorten_middle
 from taskyard.cli.output import encode_json, text_or_base64, write_bytes, write_lines
 from taskyard.cli.progress import ProgressBar, format_counts
 from taskyard.cli.run_policy import RunSummary, StoppedEarly
 from taskyard.core.blobs import Result
+from taskyard.core.states import TaskState
 from taskyard.errors import (
     BytesDamaged,
     BytesMissing,
@@ -38,9 +39,9 @@ if TYPE_CHECKING:
     from concurrent.futures import Future as AnyFuture
 
     from taskyard.cli.input_rows import InputRow
-    from taskyard.cli.live_lines import LiveLines
     from taskyard.cli.options import CliContext
     from taskyard.cli.run_policy import EarlyStop
+    from taskyard.client.client import Client
     from taskyard.client.futures import Future
 
 #: The most failures that are printed. The others are only counted.
@@ -490,3 +491,68 @@ class FutureWindow:
             first: Any = [future, self._stop]
             concurrent.futures.wait(first, return_when=concurrent.futures.FIRST_COMPLETED)
         return future.done()
+
+
+#: How often running tasks are asked for.
+LIVE_POLL_SECONDS: Final = 0.5
+
+
+class _Position(NamedTuple):
+    """How much of an attempt is printed."""
+
+    attempt: int
+    offset: int
+
+
+class LiveLines:
+    """Prints lines of a campaign's running tasks. A context manager."""
+
+    def __init__(self, client: Client, campaign: str, write: Callable[[str, bytes], None]) -> None:
+        """Prepare the thread. It calls `write` with a task's full name and whole lines."""
+        self._client = client
+        self._campaign = campaign
+        self._write = write
+        self._positions: dict[str, _Position] = {}
+        #: Held while something is printed.
+        self.lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="taskyard-lines", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self._thread.join()
+
+    def printed(self, name: str) -> int:
+        """Return how many bytes of a settled task's last attempt are printed. Hold the lock."""
+        position = self._positions.pop(name, None)
+        if position is None:
+            return 0
+        is_last = self._client.output_page(name, count=1).attempt == position.attempt
+        return position.offset if is_last else 0
+
+    def _run(self) -> None:
+        from taskyard.client.requests import scope_of  # noqa: PLC0415  # not for `--help`
+
+        scope = scope_of(campaign=self._campaign, states=[TaskState.LEASED])
+        while not self._stopping.wait(LIVE_POLL_SECONDS):
+            try:
+                for view in self._client.tasks(scope):
+                    self._poll(full_name(view))
+            except (TaskyardError, BrokenPipeError):
+                return  # the main thread reports it
+
+    def _poll(self, name: str) -> None:
+        """Print the whole lines that a running task has written since the last time."""
+        with self.lock:
+            attempt, offset = self._positions.get(name, (None, 0))
+            page = self._client.output_page(name, offset)
+            if attempt not in (None, page.attempt):  # it was retried
+                offset, page = 0, self._client.output_page(name)
+            lines = page.data[: page.data.rfind(b"\n") + 1]
+            if lines and page.live:
+                self._write(name, lines)
+                self._positions[name] = _Position(page.attempt, offset + len(lines))

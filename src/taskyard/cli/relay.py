@@ -9,9 +9,10 @@ from taskyard.cli.command import Command
 from taskyard.cli.daemon_options import (
     DIALECT_SIDES,
     check_dialect,
+    log_options,
+    open_log,
     until_eof_option,
 )
-from taskyard.cli.log_options import log_options, open_log
 from taskyard.cli.options import CliContext
 from taskyard.cli.output import example
 from taskyard.client import discovery

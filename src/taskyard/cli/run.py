@@ -16,11 +16,12 @@ from taskyard.campaign.reader import default_campaign_name
 from taskyard.campaign.submit_campaign import submit_campaign
 from taskyard.campaign.task_spec import resources_of, service_of
 from taskyard.cli.connection import broker_location, given_location
-from taskyard.cli.failed_tasks import (
+from taskyard.cli.file_tasks import (
+    UNSETTLED,
     FailedTasks,
+    FileTasks,
     check_journal,
 )
-from taskyard.cli.file_tasks import UNSETTLED, FileTasks
 from taskyard.cli.format import escape_line, format_count
 from taskyard.cli.input_rows import InputRow
 from taskyard.cli.load import file_options, read_or_report, report_rejected
@@ -32,9 +33,8 @@ from taskyard.cli.local_service import (
     local_service,
     make_worker_spec,
 )
-from taskyard.cli.map import open_output, print_results
+from taskyard.cli.map import MapStop, open_output, print_results
 from taskyard.cli.map_output import FutureWindow
-from taskyard.cli.map_stop import MapStop
 from taskyard.cli.options import CliContext
 from taskyard.cli.output_directory import OutputDirectory
 from taskyard.cli.progress import ProgressBar

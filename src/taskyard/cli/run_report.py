@@ -19,7 +19,7 @@ from taskyard.cli.file_tasks import UNSETTLED
 from taskyard.cli.format import escape_line, format_count, format_duration, shorten_middle
 from taskyard.cli.output import print_document
 from taskyard.cli.run_policy import StoppedEarly
-from taskyard.cli.slow_tasks import (
+from taskyard.cli.wait import (
     SLOW_SECONDS_MIN,
     SLOWEST_SEARCHED_MAX,
     format_slowest,

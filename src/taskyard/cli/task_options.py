@@ -17,9 +17,8 @@ import msgspec
 
 from taskyard.campaign.task_spec import KEYS
 from taskyard.campaign.values import InvalidValue, from_cell, shown
-from taskyard.cli.completion import complete_name
 from taskyard.cli.options import CliContext, CommandFunction
-from taskyard.cli.scopes import OnceOption
+from taskyard.cli.scopes import OnceOption, complete_name
 from taskyard.core.model import Refusal
 from taskyard.errors import Refused, UserError
 

@@ -19,9 +19,16 @@ import click
 
 from taskyard.cli.command import Command
 from taskyard.cli.connection import connect_to, removed_if_unused
-from taskyard.cli.daemon_options import listen_option, page_option, read_listen
+from taskyard.cli.daemon_options import (
+    children_logged,
+    listen_option,
+    log_arguments,
+    log_options,
+    open_log,
+    page_option,
+    read_listen,
+)
 from taskyard.cli.format import escape_line, format_count, full_name
-from taskyard.cli.log_options import children_logged, log_arguments, log_options, open_log
 from taskyard.cli.options import DURATION, CliContext, setting_option
 from taskyard.cli.output import example
 from taskyard.cli.work import run

@@ -13,14 +13,14 @@ import click
 
 from taskyard.campaign.detection import Format
 from taskyard.cli.command import Command
-from taskyard.cli.completion import complete_campaign
+from taskyard.cli.input_rows import SEPARATORS
 from taskyard.cli.map_input import input_options
 from taskyard.cli.options import raw_option
 from taskyard.cli.output import example
 from taskyard.cli.output_directory import output_option
 from taskyard.cli.run_policy import run_policy_options
+from taskyard.cli.scopes import complete_campaign
 from taskyard.cli.task_options import TaskKey, task_options
-from taskyard.cli.value_lists import SEPARATORS
 from taskyard.cli.worker_options import service_options
 from taskyard.errors import ExitCode, UserError
 
@@ -261,7 +261,7 @@ def _run_command(
 ) -> ExitCode:
     """Run one command, or one for each value or row."""
     _refuse(click.get_current_context(), _OF_FILES, "needs FILE")
-    from taskyard.cli import map as rows  # noqa: PLC0415  # not needed by `--help`
+    from taskyard.cli import map as rows  # noqa: PLC0415  # not needed by `--command`
 
     has_rows = any(values[key] is not None for key in ("lines", "csv", "jsonl", "array"))
     has_rows = has_rows or values["pipe"] or any(word in SEPARATORS for word in words)
@@ -437,7 +437,7 @@ def submit(cli_context: CliContext, /, argv: tuple[str, ...], **values: Any) -> 
     "recipients". The campaign has the name of the bundle unless --campaign is given.
     """
     if values["to"] or values["to_file"] is not None:
-        from taskyard.cli.bundle import submit_bundle  # noqa: PLC0415
+        from taskyard.cli.submit import submit_bundle  # noqa: PLC0415
 
         return submit_bundle(cli_context, argv, values)
     from taskyard.cli.submit import submit_task  # noqa: PLC0415

@@ -11,8 +11,7 @@ import click
 from msgspec import Struct, structs
 
 from taskyard.cli.command import Command
-from taskyard.cli.daemon_options import check_dialect, until_eof_option
-from taskyard.cli.log_options import log_options, open_log
+from taskyard.cli.daemon_options import check_dialect, log_options, open_log, until_eof_option
 from taskyard.cli.options import (
     DURATION,
     DURATION_OR_AUTO,
