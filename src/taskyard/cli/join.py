@@ -83,7 +83,7 @@ def _description(invitation: Invitation, words: list[str]) -> list[str]:
 
 
 def _ask(cli_context: CliContext) -> None:
-    """Ask whether to start a worker. Raises `UserError` if nobody can answer."""
+    """Ask whether to start a worker. Raises `UserError` without a terminal."""
     if sys.stdin is None or not sys.stdin.isatty():
         raise UserError("join: a worker runs what the broker sends (confirm with --yes)")
     cli_context.interrupt_message = "not joined"

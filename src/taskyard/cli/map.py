@@ -48,6 +48,7 @@ from taskyard.cli.progress import ProgressBar
 from taskyard.cli.run_policy import EarlyStop, RunPolicy, StoppedEarly
 from taskyard.cli.task_options import (
     explain_refusal,
+    is_readable,
     warn_unused_stdin,
 )
 from taskyard.core.model import Refusal
@@ -74,6 +75,10 @@ if TYPE_CHECKING:
     from taskyard.process.supervisor import WorkerSpec
 
 
+#: How long a first line of stdin is waited for before a broker is started.
+STDIN_SECONDS: Final = 0.1
+
+
 def run_rows(cli_context: CliContext, argv: Sequence[str], values: dict[str, Any]) -> ExitCode:
     """Run a command for each row of the input, or print what would run."""
     if values["retry_failed_only"]:
@@ -87,16 +92,18 @@ def run_rows(cli_context: CliContext, argv: Sequence[str], values: dict[str, Any
     if values["dry_run"]:
         return print_commands(cli_context, source, work, values)
     _mention_stdin(cli_context, values, is_input=source.is_stdin)
-    rows, policy = source.rows(), RunPolicy.of(values)
-    with EarlyStop(policy):  # the first line may take long
-        first = next(rows, None)
-    if first is not None:
-        work.encode(first)  # an error comes before anything is started
-    elif not cli_context.as_json:
-        cli_context.info("no input: nothing to run")
-        return ExitCode.OK
-    given = chain(() if first is None else (first,), rows)
-    return _run(cli_context, source._replace(rows=lambda: given), work, values)
+    if not source.is_stdin or is_readable(STDIN_SECONDS):
+        rows = source.rows()
+        with EarlyStop(RunPolicy.of(values)):  # the rest of the first line may take long
+            first = next(rows, None)
+        if first is not None:
+            work.encode(first)  # an error comes before anything is started
+        elif not cli_context.as_json:
+            cli_context.info("no input: nothing to run")
+            return ExitCode.OK
+        given = chain(() if first is None else (first,), rows)
+        source = source._replace(rows=lambda: given)
+    return _run(cli_context, source, work, values)
 
 
 def _run(

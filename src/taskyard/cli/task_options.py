@@ -303,11 +303,16 @@ def _has_input(descriptor: int) -> bool:
     except OSError:
         return False  # stdin is closed
     if stat.S_ISFIFO(found.st_mode):
-        poll = select.poll()
-        poll.register(descriptor, select.POLLIN)
-        return any(events & select.POLLIN for _, events in poll.poll(0))
+        return is_readable(0, descriptor, select.POLLIN)
     is_file = stat.S_ISREG(found.st_mode) and found.st_size > 0
     return is_file and os.lseek(descriptor, 0, os.SEEK_CUR) == 0
+
+
+def is_readable(seconds: float, descriptor: int = 0, wanted: int = ~0) -> bool:
+    """Return whether a read returns soon: there are bytes, or the end."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return any(events & wanted for _, events in poll.poll(seconds * 1000))
 
 
 def read_payload_option(values: str) -> bytes:
