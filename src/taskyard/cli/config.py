@@ -53,6 +53,8 @@ def config(
     logs a warning. If the settings are invalid, the command does nothing and exits 2. Same as
     SIGHUP to `broker` or `up`.
     """
+    if str(file) in ("check", "reload") and not Path(str(file)).exists():
+        raise click.UsageError(f"{file}: use --{file}")
     if check and reload:
         raise UserError("--check and --reload exclude each other")
     if file is not None:

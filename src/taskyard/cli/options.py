@@ -291,6 +291,8 @@ def _accept_invitation(
         return
     if not given or context.resilient_parsing:
         return
+    if context.info_name == "web":
+        raise click.UsageError("--invite: use --share ROLE for the address of the page", context)
     if "-" in given:
         raise click.BadParameter("give a file", context, option)
     found = _read_invitations(context, option, given)

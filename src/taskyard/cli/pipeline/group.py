@@ -80,7 +80,14 @@ states_option = click.option(
 )
 
 
-@click.group(cls=LazyGroup, lazy_commands=COMMANDS, no_args_is_help=True)
+#: Commands that have another place.
+_SUGGESTIONS: dict[str, tuple[str, ...]] = {
+    "load": ("`taskyard load --spark`",),
+    "report": ("`taskyard report`",),
+}
+
+
+@click.group(cls=LazyGroup, lazy_commands=COMMANDS, suggestions=_SUGGESTIONS, no_args_is_help=True)
 def pipeline() -> None:
     """Run Spark jobs: history, sweep, fleet.
 
