@@ -202,7 +202,8 @@ def _command_lines(
     target: Target | None = None,
 ) -> list[TableLine]:
     """Return the lines of a `taskyard pipeline` command."""
-    whole = ("pipeline", *words, "--master", pipeline_case.MASTER)
+    group = () if words[0] == "report" else ("pipeline",)
+    whole = (*group, *words, "--master", pipeline_case.MASTER)
     costs = [run_case(Cost, "command", str(directory), *whole) for _ in settings.times()]
     return [
         table_line(what, "CPU s", [cost.cpu_s for cost in costs], target),
