@@ -124,7 +124,7 @@ def test_every_command_line_is_valid() -> None:
             pytest.fail(f"{place}: {error.format_message()}")
 
 
-@each_case("words", [["broker", "--no-such"], ["web", "--log-format", "xml"], ["broker", "more"]])
+@each_case("words", [["broker", "--no-such"], ["worker", "--slots", "x"], ["broker", "more"]])
 def test_invalid_command_lines_are_detected(words: list[str]) -> None:
     with pytest.raises((click.UsageError, AssertionError)):
         parse(words)

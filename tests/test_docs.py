@@ -35,7 +35,7 @@ MEBIBYTE: Final = 1024 * 1024
 WORKER: Final = WorkerSettings(b"", (), 1, 1)
 
 #: Verbs of `./yard` itself.
-OWN_VERBS: Final = ("setup", "test", "check", "bench", "docs", "sim", "screenshots")
+OWN_VERBS: Final = ("setup", "test", "check", "bench", "docs", "sim", "screenshots", "help")
 
 
 def of(test: str, name: str) -> int:

@@ -122,7 +122,7 @@ def clone(tmp_path: Path) -> Iterator[Path]:
     try:
         yield tmp_path
     finally:
-        typed(tmp_path, "test ! -e .taskyard/up.pid || taskyard down --timeout 1s")
+        typed(tmp_path, "test ! -e .taskyard/up.pid || taskyard down --grace 1s")
 
 
 def typed(directory: Path, commands: str) -> subprocess.CompletedProcess[str]:

@@ -34,7 +34,7 @@ def main() -> int:
     if importlib.util.find_spec("taskyard") is None:
         sys.exit("this Python has no taskyard; run `source .venv/bin/activate` in the clone first")
     prepare(directory, *(["--small"] if wanted.small else []))
-    taskyard(directory, "config", "check")
+    taskyard(directory, "config", "--check")
     taskyard(directory, "up", "--detach")
     try:
         taskyard(directory, "load", "mails.jsonl", "--campaign", "mail")

@@ -133,7 +133,7 @@ def test_case_fills_its_lines_and_announces_itself(
 def test_commands_are_those_that_a_user_has(asked: list[tuple[str, ...]], tmp_path: Path) -> None:
     bench(tmp_path, "history", "report", "grid")
     verbs = [words[2:4] for words in asked if words[0] == "command"]
-    assert verbs == [("pipeline", "history"), ("pipeline", "report"), ("pipeline", "sweep")]
+    assert verbs == [("pipeline", "history"), ("report", "--state"), ("pipeline", "sweep")]
     masters = {words[-2:] for words in asked if words[0] == "command"}
     assert masters == {("--master", "local[2]")}
 

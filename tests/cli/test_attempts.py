@@ -100,7 +100,7 @@ def test_running_attempt_has_its_worker_its_host_and_its_start(call: Caller) -> 
 def test_summaries_name_failures_and_slow_tasks(
     call: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("taskyard.cli.slow_tasks.SLOW_SECONDS_MIN", 0.25)
+    monkeypatch.setattr("taskyard.cli.wait.SLOW_SECONDS_MIN", 0.25)
     *lines, slowest = call("wait", "--campaign", "c").err.splitlines()
     assert "  c/killed failed: killed by SIGKILL, last line: last words" in lines
     assert slowest.startswith("  slowest: ")
@@ -118,7 +118,7 @@ def test_summaries_name_failures_and_slow_tasks(
 
 
 def test_slow_tasks_of_many_are_left_to_list(call: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("taskyard.cli.slow_tasks.SLOWEST_SEARCHED_MAX", 2)
+    monkeypatch.setattr("taskyard.cli.wait.SLOWEST_SEARCHED_MAX", 2)
     assert call("wait", "nap", "quick", "greedy").err.splitlines() == [
         "3 tasks: 3 done",
         "  slowest: see `taskyard list --sort duration`",

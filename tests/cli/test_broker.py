@@ -72,7 +72,7 @@ def test_acknowledged_tasks_survive_a_kill(tmp_path: Path) -> None:
 
 
 def test_in_memory_nothing_survives(tmp_path: Path) -> None:
-    with Broker(tmp_path, "--memory"), InternalClient(state=tmp_path / ".taskyard") as client:
+    with Broker(tmp_path, "--in-memory"), InternalClient(state=tmp_path / ".taskyard") as client:
         client.submit(["true"], name="lost")
     assert not (tmp_path / ".taskyard" / "journal.sqlite").exists()
 
@@ -137,8 +137,8 @@ def test_drained_without_workers_it_ends_at_once(tmp_path: Path) -> None:
     "words",
     [
         ("broker", "--listen", "dwork={address}"),
-        ("up", "--no-page", "--listen", "dwork={address}"),
-        ("up", "--detach", "--no-page", "--listen", "dwork={address}"),
+        ("up", "--page", "none", "--listen", "dwork={address}"),
+        ("up", "--detach", "--page", "none", "--listen", "dwork={address}"),
         ("run", "bad.jsonl"),
         ("map", "--lines", "missing", "--", "echo", "{{}}"),
     ],

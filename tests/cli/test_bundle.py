@@ -1,4 +1,4 @@
-"""`taskyard bundle`: one payload for many recipients, and lane templates in other commands."""
+"""`taskyard submit --to`: one payload for many recipients, and lane templates in other commands."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskyard.client.client import Client
+from taskyard.client.internal import InternalClient
 from tests.cli.yard import Caller, Yard, running
 from tests.kit.processes import PATIENCE_SECONDS
 
@@ -36,14 +36,14 @@ def lanes_of(call: Caller, campaign: str) -> list[tuple[str, str]]:
 
 def test_name_is_printed_and_every_line_has_its_lane(call: Caller, addresses: str) -> None:
     options = ("--service", "mail", "--payload", "hi")
-    outcome = call("bundle", "--name", "news", "--to", addresses, *options)
+    outcome = call("submit", "--name", "news", "--to-file", addresses, *options)
     assert outcome == (0, "news\n", "2 tasks, 2 new\n")
     assert lanes_of(call, "news") == [("0", "ann"), ("1", "bob")]
-    again = call("bundle", "--name", "news", "--to", addresses, *options)
+    again = call("submit", "--name", "news", "--to-file", addresses, *options)
     assert again.out == "news\n"
     assert again.err.startswith("bundle news exists already: nothing submitted\n")
     other = call(
-        "bundle", "--name", "news", "--to", addresses, "--service", "mail", "--payload", "x"
+        "submit", "--name", "news", "--to-file", addresses, "--service", "mail", "--payload", "x"
     )
     message = (
         "taskyard: bundle news: exists with another payload or campaign (give another --name)\n"
@@ -52,7 +52,7 @@ def test_name_is_printed_and_every_line_has_its_lane(call: Caller, addresses: st
 
 
 def test_columns_are_fields_of_the_lane(call: Caller, people: str) -> None:
-    outcome = call("bundle", "--to", people, "--lane", "{host}", "--payload", "hi", "--json")
+    outcome = call("submit", "--to-file", people, "--lane", "{host}", "--payload", "hi", "--json")
     document = outcome.document()
     assert (document["tasks"], document["new"]) == (2, 2)
     assert document["campaign"] == document["name"]
@@ -64,8 +64,17 @@ def test_objects_are_recipients_too(call: Caller, tmp_path: Path) -> None:
     file = tmp_path / "people.jsonl"
     file.write_text('{"host": "a"}\n{"host": "b"}\n')
     options = ("--lane", "{host}", "--campaign", "week", "--payload", "hi")
-    assert call("bundle", "--name", "objects", "--to", str(file), *options).code == 0
+    assert call("submit", "--name", "objects", "--to-file", str(file), *options).code == 0
     assert lanes_of(call, "week") == [("objects/0", "a"), ("objects/1", "b")]
+
+
+def test_recipients_may_be_words_and_a_file(call: Caller, addresses: str) -> None:
+    options = ("--name", "both", "--service", "mail", "--payload", "hi")
+    outcome = call("submit", *options, "--to", "eve", "--to", "joe", "--to-file", addresses)
+    assert (outcome.code, outcome.out) == (0, "both\n")
+    assert [lane for _, lane in lanes_of(call, "both")] == ["eve", "joe", "ann", "bob"]
+    refused = call("submit", "--to", "eve", "--", "true")
+    assert (refused.code, "'true': --to and --to-file need --payload" in refused.err) == (2, True)
 
 
 def test_missing_field_is_reported_with_its_line_and_nothing_is_submitted(
@@ -74,13 +83,13 @@ def test_missing_field_is_reported_with_its_line_and_nothing_is_submitted(
     file = tmp_path / "people.jsonl"
     file.write_text('{"host": "a"}\n\n{"hots": "b"}\n')
     options = ("--name", "lost", "--lane", "{host}", "--payload", "hi")
-    outcome = call("bundle", "--to", str(file), *options)
+    outcome = call("submit", "--to-file", str(file), *options)
     assert outcome.code == 2
     assert (
         f"{file}:3: \"lane\" of recipient 1 is '{{host}}', but the task has no field" in outcome.err
     )
     assert call("show", "lost/0").code == 2
-    default = call("bundle", "--to", str(file), "--payload", "hi")
+    default = call("submit", "--to-file", str(file), "--payload", "hi")
     assert f"{file}:1: " in default.err
     assert "no field 'recipient'" in default.err
 
@@ -88,23 +97,23 @@ def test_missing_field_is_reported_with_its_line_and_nothing_is_submitted(
 def test_bundle_without_a_payload_or_recipients_is_refused(
     call: Caller, addresses: str, tmp_path: Path
 ) -> None:
-    assert "missing payload: give --payload" in call("bundle", "--to", addresses).err
+    assert "missing payload: give --payload" in call("submit", "--to-file", addresses).err
     (tmp_path / "none").touch()
-    outcome = call("bundle", "--to", str(tmp_path / "none"), "--payload", "hi")
+    outcome = call("submit", "--to-file", str(tmp_path / "none"), "--payload", "hi")
     assert ": no recipients" in outcome.err
-    assert call("bundle", "--to", str(tmp_path / "nowhere"), "--payload", "hi").code == 2
-    name = call("bundle", "--to", addresses, "--payload", "hi", "--name", "x" * 1024)
+    assert call("submit", "--to-file", str(tmp_path / "nowhere"), "--payload", "hi").code == 2
+    name = call("submit", "--to-file", addresses, "--payload", "hi", "--name", "x" * 1024)
     assert 'the bundle: "name" must leave room for /1' in name.err
 
 
 def test_wait_reports_the_outcome_of_all_tasks(call: Caller, addresses: str) -> None:
     # A plain payload, which this worker can't run.
     options = ("--service", "exec", "--payload", "hi", "--wait")
-    outcome = call("bundle", "--name", "sad", "--to", addresses, *options)
+    outcome = call("submit", "--name", "sad", "--to-file", addresses, *options)
     assert outcome.code == 1
     assert "sad/0 failed: " in outcome.err
     more = call(
-        "bundle", "--name", "sad2", "--campaign", "c", "--to", addresses, *options, "--json"
+        "submit", "--name", "sad2", "--campaign", "c", "--to-file", addresses, *options, "--json"
     )
     document = more.document()
     assert (document["counts"]["failed"], document["settled"], document["tasks"]) == (2, True, 2)
@@ -180,7 +189,7 @@ def test_settings_of_a_service_say_the_lanes_of_tasks_that_give_none(
     assert call("load", str(tmp_path / "c.jsonl"), "--campaign", "c").code == 0
     words = ("--csv", people, "--no-wait", "--payload", "{to}")
     assert call("map", *smtp, "--campaign", "m", *words).code == 0
-    assert call("bundle", *smtp, "--name", "b", "--to", people, "--payload", "hi").code == 0
+    assert call("submit", *smtp, "--name", "b", "--to-file", people, "--payload", "hi").code == 0
     assert lanes_of(call, "c") == [
         ("s", "a.org"),
         ("loaded", "l.org"),
@@ -204,12 +213,12 @@ def test_task_that_its_services_template_does_not_fit_is_refused(
     assert (outcome.code, lane in outcome.err) == (2, True)
     outcome = call("submit", "--service", "smtp", "--payload", "y")
     assert (outcome.code, message in outcome.err) == (2, True)
-    outcome = call("bundle", "--service", "smtp", "--to", addresses, "--payload", "y")
+    outcome = call("submit", "--service", "smtp", "--to-file", addresses, "--payload", "y")
     assert (outcome.code, f'{addresses}:1: "lane" of recipient 0 {message}' in outcome.err) == (
         2,
         True,
     )
     assert call("show", "x").code == 2
-    with Client(state=settled.state) as client:
+    with InternalClient(state=settled.state) as client:
         future = client.submit(b"y", service="smtp")
         assert message in str(future.exception(PATIENCE_SECONDS))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 import pytest
 
-from taskyard.cli import completion
+from taskyard.cli import scopes
 from taskyard.cli.entry import run, taskyard
 from tests.cli.yard import Caller, Yard
 from tests.kit.processes import TASKYARD, environment
@@ -122,10 +122,10 @@ def test_broker_that_does_not_answer_is_waited_for_a_moment_alone(
     monkeypatch.chdir(tmp_path)
     context = click.Context(taskyard)
     parameter = click.Argument(["name"])
-    completion.complete_name(context, parameter, "x")  # what takes time to import is there now
+    scopes.complete_name(context, parameter, "x")  # what takes time to import is there now
     took: list[float] = []  # the shortest counts, because a busy machine may be slow
     for _ in range(5):
         begun = time.monotonic()
-        assert completion.complete_name(context, parameter, "x") == []
+        assert scopes.complete_name(context, parameter, "x") == []
         took.append(time.monotonic() - begun)
-    assert min(took) < 5 * completion.REPLY_SECONDS
+    assert min(took) < 5 * scopes.REPLY_SECONDS

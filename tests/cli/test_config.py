@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
 import msgspec
 import pytest
 
@@ -143,7 +144,7 @@ def test_file_may_be_named_before_the_verb_and_after_it(
 
 
 def test_unknown_variable_is_reported_and_ignored(tmp_path: Path) -> None:
-    code, out, err = called(tmp_path, "config", "check", TASKYARD_SATE="x")
+    code, out, err = called(tmp_path, "config", "--check", TASKYARD_SATE="x")
     assert (code, out) == (0, "")
     assert err.splitlines() == [
         "taskyard: unknown variable TASKYARD_SATE (did you mean TASKYARD_STATE?)",
@@ -156,7 +157,7 @@ def test_unknown_variable_is_reported_and_ignored(tmp_path: Path) -> None:
 
 def test_check_reports_all_errors(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings_file(here, "[broker]\nsate = 1\n[worker]\nslots = 0\n")
-    assert entry.run(entry.taskyard, ["config", "check"]) == 2
+    assert entry.run(entry.taskyard, ["config", "--check"]) == 2
     out, err = capsys.readouterr()
     assert out.splitlines() == [
         "taskyard.toml:2: unknown setting broker.sate (did you mean state?)",
@@ -174,7 +175,7 @@ def test_check_reports_six_errors_of_six_kinds(
         *('[service.web]\nlane = "{host"', ""),
     ]
     settings_file(here, "\n".join(lines))
-    assert entry.run(entry.taskyard, ["config", "check"]) == 2
+    assert entry.run(entry.taskyard, ["config", "--check"]) == 2
     out, err = capsys.readouterr()
     assert [
         line.partition(": ")[2].split(";")[0].split(" (")[0].split(",")[0]
@@ -197,7 +198,7 @@ def test_check_of_good_services_lists_them_in_the_order_in_which_they_are_tried(
 ) -> None:
     text = '[service.slow]\nmatch = "smtp/*.org"\nrate = "1/s"\n[service.smtp]\nhold = true\n'
     settings_file(here, text)
-    assert entry.run(entry.taskyard, ["config", "check"]) == 0
+    assert entry.run(entry.taskyard, ["config", "--check"]) == 0
     out, err = capsys.readouterr()
     assert [line.split() for line in out.splitlines()] == [
         ["service", "match", "sets"],
@@ -205,7 +206,7 @@ def test_check_of_good_services_lists_them_in_the_order_in_which_they_are_tried(
         ["smtp", "smtp/*", "hold"],
     ]
     assert err == "the settings are valid\n"
-    assert entry.run(entry.taskyard, ["config", "check", "--json"]) == 0
+    assert entry.run(entry.taskyard, ["config", "--check", "--json"]) == 0
     document = msgspec.json.decode(capsys.readouterr().out)
     assert document["services"][1] == {"name": "smtp", "match": "smtp/*", "sets": ["hold"]}
 
@@ -215,7 +216,7 @@ def test_check_of_another_file_reports_bad_endpoints(
 ) -> None:
     listen = '[listen]\nwmp = "ipc://@w"\ndwork = "tcp://127.0.0.1:99999"\n'
     settings_file(here, f'[broker]\nurl = "tcp://127.0.0.1:0"\n{listen}', "own.toml")
-    assert entry.run(entry.taskyard, ["config", "check", "own.toml", "--json"]) == 2
+    assert entry.run(entry.taskyard, ["config", "--check", "own.toml", "--json"]) == 2
     document = msgspec.json.decode(capsys.readouterr().out)
     assert (document["file"], document["valid"]) == ("own.toml", False)
     assert [one.partition(": ")[0] for one in document["problems"]] == [
@@ -233,7 +234,7 @@ def test_check_of_a_good_file_is_good(
     words: list[str], here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings_file(here, '[service.smtp]\ncommand = "agents/smtp --verbose"\n')
-    assert entry.run(entry.taskyard, ["config", "check", *words]) == 0
+    assert entry.run(entry.taskyard, ["config", "--check", *words]) == 0
     out, err = capsys.readouterr()
     assert ("the settings are valid" in err) is not bool(words)
     assert ('"valid":true' in out) is bool(words)
@@ -242,7 +243,7 @@ def test_check_of_a_good_file_is_good(
 def test_check_of_a_file_that_is_not_there_is_wrong(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert entry.run(entry.taskyard, ["config", "check", "none.toml"]) == 2
+    assert entry.run(entry.taskyard, ["config", "--check", "none.toml"]) == 2
     assert "settings file none.toml: No such file" in capsys.readouterr().out
     assert here.is_dir()
 
@@ -380,7 +381,7 @@ def test_up_follows_the_file_and_passes_it_on(tmp_path: Path) -> None:
     settings_file(tmp_path, "none of these may read this")
     words = ("--config", "own.toml")
     try:
-        code, _, err = called(tmp_path, "up", "--detach", "--no-page", *words)
+        code, _, err = called(tmp_path, "up", "--detach", "--page", "none", *words)
         assert (code, err.partition(",")[0]) == (0, "up: 2 workers")
         with InternalClient(state=tmp_path / "yard") as client:
             found = sorted(client.workers(), key=lambda one: str(one["name"]))
@@ -400,17 +401,17 @@ def test_detached_up_gets_all_settings_and_options(
     settings_file(here, '[listen]\ndwork = "ipc:///d"\n[worker]\nslots = 2\n', "own.toml")
     seen: list[list[str]] = []
     monkeypatch.setattr("taskyard.cli.up._detach", lambda *given: seen.append(given[-1]))
-    pages = (["--no-page"], ["--page", "[::1]:1"])
+    pages = ([*("--page", "none")], ["--page", "[::1]:1"])
     for more in ([], ["--native-only"], ["--listen", "dwork=ipc:///e"], *pages):
         assert entry.run(entry.taskyard, ["up", "--detach", "--config", "own.toml", *more]) == 0
-    usual = ["up", "--workers", "1", "--state", ".taskyard", "--slots", "2"]
+    usual = ["up", "--workers", "1", "--state", ".taskyard"]
     services, config = ["--service", "exec", "--service", "call"], ["--config", "own.toml"]
     page, listen = ["--page", "127.0.0.1:6180"], ["--listen", "dwork=ipc:///d"]
     assert seen == [
         [*usual, *listen, *services, *config, *page],
-        [*usual, *services, *config, "--native-only", *page],
+        [*usual, *services, *config, *page, "--native-only"],
         [*usual, "--listen", "dwork=ipc:///e", *services, *config, *page],
-        [*usual, *listen, *services, *config, "--no-page"],
+        [*usual, *listen, *services, *config, *("--page", "none")],
         [*usual, *listen, *services, *config, "--page", "[::1]:1"],
     ]
 
@@ -456,6 +457,7 @@ def test_help_names_the_variables_of_settings() -> None:
     found: set[object] = set()
     for name in ("worker", "up", "run", "submit", "broker"):
         command = COMMANDS[name].load()
-        found |= {one.envvar for one in command.params if isinstance(one, SettingOption)}
+        params = command.get_params(click.Context(command))
+        found |= {one.envvar for one in params if isinstance(one, SettingOption)}
     assert found <= known
     assert found >= {"TASKYARD_STATE", "TASKYARD_BROKER", "TASKYARD_KEY", "TASKYARD_WORKER_SLOTS"}

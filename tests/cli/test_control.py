@@ -141,7 +141,7 @@ def test_drained_worker_exits_and_the_broker_after_the_last(
             "two"
         ]:
             pass  # it sends its exit message
-        outcome = call("drain", "--all")
+        outcome = call("drain", "--every-worker")
         assert outcome.out.startswith("drained 1 worker, the broker exits")
         assert yard.broker.end()[0] == 0
 

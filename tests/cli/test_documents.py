@@ -108,7 +108,7 @@ def test_output_matches_the_schema(call: Caller, yard: Yard, words: str, code: i
     "words",
     [
         "config --json",
-        "config check --json",
+        "config --check --json",
         "journal check --json --state STATE",
         "journal export --json --state STATE --out STATE/exported",
         "journal compact --json --state STATE",

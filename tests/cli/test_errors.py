@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from docs import error_codes, schemas
+from taskyard.cli.command import Command
 from taskyard.cli.entry import run, taskyard
-from taskyard.cli.options import json_option, verbose_option
-from taskyard.client.client import Client
+from taskyard.client.internal import InternalClient
 from taskyard.core.model import Refusal
 from taskyard.errors import (
     ExitCode,
@@ -98,7 +98,7 @@ def files(yard: Yard) -> None:
     (yard.directory / "bad.toml").write_text("[broker]\nstate = 7\n")
     (yard.directory / "bad.jsonl").write_text("[1, 2]\n")
     damaged = yard.directory / "damaged"
-    with Client(state=yard.state) as client:
+    with InternalClient(state=yard.state) as client:
         client.status()
     shutil.copytree(yard.state, damaged, ignore=shutil.ignore_patterns("*.lock", "*.sock"))
     (damaged / "journal.sqlite").write_bytes(b"no database" * 1000)
@@ -181,11 +181,8 @@ def failing(error: BaseException) -> Callable[[str], int]:
     def group(cli_context: object) -> None:
         del cli_context
 
-    @group.command()
-    @verbose_option
-    @json_option
-    def verb(*, as_json: bool) -> None:
-        del as_json
+    @group.command(cls=Command)
+    def verb() -> None:
         raise error
 
     return lambda words: run(group, words.split())

@@ -9,7 +9,7 @@ import pytest
 from taskyard.campaign.reader import LoadedCampaign
 from taskyard.cli.file_tasks import FileTasks, RunCounts
 from taskyard.cli.run_report import RunEnd, RunOptions, print_report
-from taskyard.cli.slow_tasks import SLOW_SECONDS_MIN
+from taskyard.cli.wait import SLOW_SECONDS_MIN
 from taskyard.client.internal import InternalClient
 from taskyard.core.states import TaskState
 

@@ -127,32 +127,32 @@ def test_show_has_how_each_attempt_ran(call: Caller) -> None:
 
 
 def test_result_is_byte_for_byte(call: Caller, tmp_path: Path) -> None:
-    assert call("result", "done") == (0, "out\n", "")
-    assert call("result", "bytes").out == "\udcff\0"
-    assert call("result", "bytes", "--output", str(tmp_path / "r")) == (0, "", "")
+    assert call("results", "done") == (0, "out\n", "")
+    assert call("results", "bytes").out == "\udcff\0"
+    assert call("results", "bytes", "--output", str(tmp_path / "r")) == (0, "", "")
     assert (tmp_path / "r").read_bytes() == b"\xff\0"
-    document = call("result", "bytes", "--json").document()
+    document = call("results", "bytes", "--json").document()
     assert (document["result"], document["result_base64"]) == (None, "/wA=")
-    assert call("result", "bytes", "--output", str(tmp_path / "no" / "r")).code == 2
+    assert call("results", "bytes", "--output", str(tmp_path / "no" / "r")).code == 2
 
 
 def test_result_ends_its_line_on_a_terminal(call: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    assert call("result", "bytes", "--raw").out == "\udcff\0\n"
+    assert call("results", "bytes", "--raw").out == "\udcff\0\n"
     assert call("log", "bytes", "--raw").out == "\udcff\0"
     assert call("log", "bytes").out == "\\xff\\x00"
-    assert call("result", "done").out == "out\n"
-    assert call("result", "quiet").out == ""
+    assert call("results", "done").out == "out\n"
+    assert call("results", "quiet").out == ""
 
 
 def test_task_without_a_result_exits_1_with_the_reason(call: Caller) -> None:
-    said = call("result", "bad")
+    said = call("results", "bad")
     assert said.code == 1
     assert said.err == (
         "taskyard: task looks/bad has no result, it is FAILED: exit status 4: trouble "
         "(see `taskyard why looks/bad`)\n"
     )
-    assert call("result", "late").code == 1
+    assert call("results", "late").code == 1
 
 
 def test_log_has_stdout_and_stderr(call: Caller) -> None:
@@ -187,7 +187,7 @@ def test_why_names_failures_and_dependents(call: Caller) -> None:
     assert [(task["name"], task["after"]) for task in tasks] == [("far", ["looks/behind"])]
 
 
-@pytest.mark.parametrize("verb", ["show", "result", "log", "why"])
+@pytest.mark.parametrize("verb", ["show", "results", "log", "why"])
 def test_unknown_name_exits_2(call: Caller, verb: str) -> None:
     said = call(verb, "no\nsuch")
     assert said.code == 2
@@ -213,7 +213,7 @@ def test_name_can_not_play_tricks_with_the_terminal(call: Caller, yard: Yard) ->
     trick = "\x1b]0;owned\x07\u202e"
     with InternalClient(state=yard.state) as client:
         client.create(Submission([trick.encode()], [b""], [Terms(service=b"none")]))
-    for verb in (["list", "--all"], ["show", trick], ["why", trick], ["result", trick]):
+    for verb in (["list", "--all"], ["show", trick], ["why", trick], ["results", trick]):
         said = call(*verb)
         assert "\x1b" not in said.out + said.err
         assert "\u202e" not in said.out + said.err
@@ -281,7 +281,7 @@ def test_state_that_a_broker_has_left_can_be_looked_at(
         assert call("submit", "--name", "fine", "--wait", "--", "echo", "hi").code == 0
     assert call("status", "--json").document()["counts"]["failed"] == 1
     assert call("why", "sad").out == "sad: it failed after 1 attempt: exit status 1\n"
-    assert call("result", "fine").out == "hi\n"
+    assert call("results", "fine").out == "hi\n"
     assert [line.split()[0] for line in call("list").out.splitlines()] == ["NAME", "sad", "fine"]
     assert call("retry", "sad").code == 3
 

@@ -9,7 +9,7 @@ import pytest
 from docs import schemas
 from taskyard.cli import connection
 from taskyard.cli.entry import run, taskyard
-from taskyard.cli.lanes import ROWS_SHOWN, row, sort_key
+from taskyard.cli.inspect import ROWS_SHOWN, row, sort_key
 from tests.cli.yard import Caller, running
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def test_table_is_as_long_as_was_asked(call: Caller) -> None:
     for number in range(5):
         call.submit(f"t{number}", lane=f"l{number}")
     outcome = call("lanes", "--limit", "2")
-    assert (len(outcome.out.splitlines()), outcome.err) == (3, "… and 3 more (use --all)\n")
+    assert (len(outcome.out.splitlines()), outcome.err) == (3, "… and 3 more (use --every-lane)\n")
     assert call("lanes", "--limit", "2", "--json").document()["more"] == 3
     assert len(call("lanes").out.splitlines()) == 6
 
@@ -252,8 +252,8 @@ def test_terminal_gets_a_screen_of_lanes_and_the_number_of_the_rest(
     file = tmp_path / "screen.jsonl"
     file.write_text("".join(f'{{"name":"{one}","argv":["a"],"lane":"{one}"}}\n' for one in names))
     assert call("load", str(file)).code == 0
-    monkeypatch.setattr("taskyard.cli.lanes.is_on_terminal", lambda: True)
+    monkeypatch.setattr("taskyard.cli.inspect.is_on_terminal", lambda: True)
     outcome = call("lanes")
-    assert outcome.err == "… and 2 more (use --all)\n"
+    assert outcome.err == "… and 2 more (use --every-lane)\n"
     assert len(outcome.out.splitlines()) == 1 + ROWS_SHOWN
-    assert len(call("lanes", "--all").out.splitlines()) == 1 + len(names)
+    assert len(call("lanes", "--every-lane").out.splitlines()) == 1 + len(names)

@@ -171,7 +171,7 @@ def test_tasks_of_other_campaigns_run_too_and_are_reported(tmp_path: Path) -> No
         (["--no-wait", "--", "echo", "{}"], 3, "no broker is running, and --no-wait leaves the "),
         (["--payload", "{}"], 3, "--payload needs a worker of your own (start `taskyard up`)"),
         (["--call", "math:sqrt"], 2, "--call math:sqrt: is not allowed (give --allow math)"),
-        (["-j", "1", "--slots", "2", "--", "echo", "{}"], 2, "1 slots (give --jobs 2)"),
+        (["-j", "1", "--slots", "2", "--", "echo", "{}"], 2, "a local worker has 1 (give -j 2)"),
         (["--broker", "ipc://none", "--broker-timeout", "0.2s", "--", "echo", "{}"], 3, "no answ"),
     ],
 )
@@ -226,7 +226,7 @@ def test_broker_that_ends_with_its_command_is_replaced_by_another_command(tmp_pa
             other.hang_up()
             code, _, err = other.end()
     assert code == 0
-    assert err.startswith("using the running broker, without -j\n")
+    assert err.startswith("using the running broker, without --jobs\n")
     assert "the broker has ended with its command, starting another\n" in err
     assert marks(tmp_path) == ["slow", "before", "after"]
     assert counts(tmp_path) == {"done": 3}
@@ -276,7 +276,7 @@ def test_broker_that_is_stopped_ends_all_commands_that_use_it(tmp_path: Path) ->
         with mapping(tmp_path, "other") as other:
             other.write("slow\n")
             until(lambda: len(marks(tmp_path)) == 2)
-            assert run_here(tmp_path, "down", "--timeout", "0.1s")[0] == 4
+            assert run_here(tmp_path, "down", "--grace", "0.1s")[0] == 4
             for running in (owner, other):  # they wait for more input
                 code, _, err = running.end()
                 assert (code, "the broker has ended (run it again to resume)" in err) == (130, True)

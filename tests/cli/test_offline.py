@@ -117,7 +117,7 @@ def test_broker_that_is_started_meanwhile_changes_no_reply(state: Path) -> None:
             ["why", "behind"],
             "campaign/behind: it is behind a failure: campaign/bad failed (exit status 4",
         ),
-        (["result", "good"], "well done\n"),
+        (["results", "good"], "well done\n"),
         (["log", "bad"], "trouble\n"),
         (["log", "-f", "bad"], "trouble\n"),
         (["status"], "3 tasks: 1 done, 1 failed, 1 behind a failure"),

@@ -28,7 +28,7 @@ READING: tuple[tuple[Sequence[str], int], ...] = (
     (("status", "--json"), 0),
     (("list",), 0),
     (("show", "good"), 0),
-    (("result", "good"), 0),
+    (("results", "good"), 0),
     (("log", "bad"), 0),
     (("why", "waits"), 0),
     (("workers",), 0),

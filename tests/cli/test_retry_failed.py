@@ -24,17 +24,17 @@ def states(directory: Path) -> dict[str, str]:
 
 def test_run_retries_failed_tasks_with_those_behind_and_submits_nothing(tmp_path: Path) -> None:
     tasks = [marking("bad", "test -e mended"), marking("behind", after=["bad"]), marking("good")]
-    assert run_here(tmp_path, "run", campaign(tmp_path, tasks))[0] == 1
+    assert run_here(tmp_path, "run", "--quiet-output", campaign(tmp_path, tasks))[0] == 1
     file = campaign(tmp_path, [*tasks, marking("new")])
-    code, out, err = run_here(tmp_path, "run", file, ONLY)
+    code, out, err = run_here(tmp_path, "run", "--quiet-output", file, ONLY)
     assert code == 1
     assert err == "campaign campaign: 1 failed task retried; 1 new task not submitted\n"
     assert out.startswith("campaign: 1 done, 1 failed, 1 behind a failure (")
     (tmp_path / "mended").touch()
-    code, out, _ = run_here(tmp_path, "run", file, ONLY, "--json")
+    code, out, _ = run_here(tmp_path, "run", "--quiet-output", file, ONLY, "--json")
     assert (code, json.loads(out)["counts"]["done"]) == (0, 3)
     assert marks(tmp_path).count("good") == 1
-    code, out, err = run_here(tmp_path, "run", file, ONLY)
+    code, out, err = run_here(tmp_path, "run", "--quiet-output", file, ONLY)
     assert (code, out[:17]) == (0, "campaign: 3 done ")
     nothing = "campaign campaign: no failed task, nothing to retry; 1 new task not submitted\n"
     assert err == nothing
@@ -47,9 +47,9 @@ def test_unfinished_tasks_are_not_waited_for(tmp_path: Path) -> None:
     behind_both = marking("both", after=["bad", "late"])
     tasks = [marking("bad", "test -e mended"), late, behind_both]
     file = campaign(tmp_path, tasks)
-    assert run_here(tmp_path, "run", file, "--max-failures", "1")[0] == 1
+    assert run_here(tmp_path, "run", "--quiet-output", file, "--max-failures", "1")[0] == 1
     (tmp_path / "mended").touch()
-    code, out, err = run_here(tmp_path, "run", file, ONLY)
+    code, out, err = run_here(tmp_path, "run", "--quiet-output", file, ONLY)
     assert (code, out[:32]) == (0, "campaign: 1 done, 2 unfinished (")
     assert err == "campaign campaign: 1 failed task retried; 1 unfinished task may run too\n"
     assert states(tmp_path) == {"bad": "done", "late": "delayed", "both": "blocked"}
@@ -75,7 +75,7 @@ def test_map_retries_without_command_and_input_and_prints_results(tmp_path: Path
 def test_map_waits_for_tasks_behind_the_failed_ones_too(tmp_path: Path) -> None:
     behind = {"name": "behind", "argv": ["echo", "after"], "after": ["bad"]}
     file = campaign(tmp_path, [marking("bad", "test -e mended && echo mended"), behind])
-    assert run_here(tmp_path, "run", file)[0] == 1
+    assert run_here(tmp_path, "run", "--quiet-output", file)[0] == 1
     (tmp_path / "mended").touch()
     words = ("map", "--campaign", "campaign", ONLY, "-q")
     assert run_here(tmp_path, *words) == (0, "mended\nafter\n", "")
@@ -118,11 +118,11 @@ def test_changed_command_of_a_failed_row_is_refused_and_changes_nothing(tmp_path
 def test_campaign_that_does_not_exist_is_an_error_and_creates_nothing(tmp_path: Path) -> None:
     file = campaign(tmp_path, [marking("a")])
     unknown = "taskyard: unknown campaign {!r}: nothing to retry (see `taskyard status`)\n"
-    for verb, name in ((["run", file], "campaign"), (["map"], "week")):
+    for verb, name in ((["run", "--quiet-output", file], "campaign"), (["map"], "week")):
         assert run_here(tmp_path, *verb, "--campaign", name, ONLY) == (2, "", unknown.format(name))
     assert not (tmp_path / ".taskyard" / "journal.sqlite").exists()
-    assert run_here(tmp_path, "run", file)[0] == 0
-    for verb, name in ((["run", file], "x"), (["map"], "y")):
+    assert run_here(tmp_path, "run", "--quiet-output", file)[0] == 0
+    for verb, name in ((["run", "--quiet-output", file], "x"), (["map"], "y")):
         assert run_here(tmp_path, *verb, "--campaign", name, ONLY) == (2, "", unknown.format(name))
     assert marks(tmp_path) == ["a"]
 

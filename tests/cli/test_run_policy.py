@@ -53,7 +53,7 @@ def test_run_that_ends_in_time_is_not_stopped() -> None:
 
 @pytest.mark.parametrize("notify", ["", " ", "http://", "https:///path"])
 def test_unusable_notification_is_refused_at_the_start(notify: str) -> None:
-    values = {"max_failures": None, "timeout": None, "finish_running": False, "bell": False}
+    values = {"max_failures": None, "timeout": None, "finish_running": False}
     with pytest.raises(UserError, match="--notify"):
         RunPolicy.of({**values, "notify": notify})
 
@@ -71,8 +71,8 @@ def test_command_gets_the_summary_on_stdin_and_in_its_environment(
 def test_failed_notification_is_reported_and_raises_nothing(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    RunPolicy(notify="exit 7", bell=True).announce(CliContext(), SUMMARY)
-    assert capfd.readouterr().err == "\ataskyard: warning: --notify exit 7: exit status 7\n"
+    RunPolicy(notify="exit 7").announce(CliContext(), SUMMARY)
+    assert capfd.readouterr().err == "taskyard: warning: --notify exit 7: exit status 7\n"
     RunPolicy(notify="http://127.0.0.1:1/").announce(CliContext(), SUMMARY)
     assert "Connection refused" in capfd.readouterr().err
 

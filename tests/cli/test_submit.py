@@ -194,11 +194,11 @@ def test_unknown_dependency_is_refused_by_default(call: Caller) -> None:
         ([], "missing work"),
         (["--payload", "x", "--", "true"], "--payload excludes a command"),
         (["--payload", "x", "--call", "a:b"], "exclude each other"),
-        (["--due", "soon", "--", "true"], "'--due': must be a time"),
-        (["--retries", "many", "--", "true"], "'--retries': must be a number"),
+        (["--due", "soon", "--", "true"], "submit: --due: must be a time"),
+        (["--retries", "many", "--", "true"], "submit: --retries: must be a number"),
         (["--env", "=A", "--", "true"], "expected NAME[=VALUE]"),
-        (["--name", "", "--", "true"], "'--name': must not be empty"),
-        (["--name", "a\nb", "--", "true"], "'--name'"),
+        (["--name", "", "--", "true"], "submit: --name: must not be empty"),
+        (["--name", "a\nb", "--", "true"], "submit: --name: "),
         (["--backoff", "1s", "--", "true"], '"backoff" without "retries"'),
     ],
 )
@@ -229,14 +229,14 @@ def test_result_of_any_length_is_whole(call: Caller, tmp_path: Path, size: int) 
     made, name = ["head", "-c", str(size), "/dev/zero"], f"long-{size}"
     expected = (0, "\0" * size, "")
     assert call("submit", "--wait", "--name", name, "--", *made) == expected
-    for verb in ("result", "log"):
+    for verb in ("results", "log"):
         assert call(verb, name) == expected
-    document = call("result", name, "--json").document()
+    document = call("results", name, "--json").document()
     assert (document["truncated"], document["result"]) == (False, "\0" * size)
     assert call("log", name, "--json").document()["stdout"] == "\0" * size
     again = call("submit", "--wait", "--name", name, "--json", "--", *made)
     assert (again.code, again.document()["result"]) == (0, "\0" * size)
-    assert call("result", name, "--output", str(tmp_path / "copy")).code == 0
+    assert call("results", name, "--output", str(tmp_path / "copy")).code == 0
     assert (tmp_path / "copy").read_bytes() == bytes(size)
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from taskyard.campaign.line_names import line_name
 from taskyard.cli import task_output
-from taskyard.client.client import Client
+from taskyard.client.internal import InternalClient
 from taskyard.journal.blob_files import BlobFiles
 from taskyard.journal.blobs import FOLDER, name_of
 from tests.cli.yard import Caller, Yard, running
@@ -147,11 +147,11 @@ def test_clean_removes_output_of_settled_tasks(call: Caller, yard: Yard, fifo: P
     assert call(*words) == (0, f"removed {removed}", note)
     missing = "80,000 bytes of output are missing (`taskyard clean` and blobs.keep remove them)"
     message = f"taskyard: task litter/old, attempt 1: {missing}\n"
-    for verb in ("result", "log"):
+    for verb in ("results", "log"):
         assert call(verb, "litter/old") == (1, "", message)
     assert f"output      {missing}\n" in call("show", "litter/old").out
     assert "output      stdout 78 KiB\n" in call("show", "litter/new").out
-    assert len(call("result", "litter/new").out) == 80_000
+    assert len(call("results", "litter/new").out) == 80_000
     keep = ("clean", "--campaign", "litter", "--keep-size", "10K", "--json")
     document = call(*keep).document()
     assert (document["files"], document["recent_files"]) == (0, 1)
@@ -165,7 +165,7 @@ def test_clean_removes_output_of_settled_tasks(call: Caller, yard: Yard, fifo: P
     busy = files.path(name_of(b"busy\n" * 16_000))
     assert not running.exists()
     os.utime(busy, (0, 0))
-    assert call("clean", "--campaign", "litter", "--all").out == f"removed {removed}"
+    assert call("clean", "--campaign", "litter", "--every-file").out == f"removed {removed}"
     assert not busy.exists()
 
 
@@ -266,13 +266,13 @@ def test_tasks_are_refused_at_the_quota_and_nothing_is_cut(
     error = json.loads(refused.err)["error"]
     assert (refused.code, error["code"]) == (2, "full")
     assert "quota of 70,000 (remove some with `taskyard clean`" in error["text"]
-    assert len(call("result", "long").out) == 80_000
+    assert len(call("results", "long").out) == 80_000
 
 
 def test_output_is_whole_after_kills_of_the_broker(tmp_path: Path) -> None:
     with ExitStack() as stack:
         yard = stack.enter_context(running(tmp_path))
-        with Client(state=yard.state) as client:
+        with InternalClient(state=yard.state) as client:
             future = client.submit([sys.executable, "-c", WRITER, str(tmp_path / "hash")], name="w")
             stdout = yard.state / FOLDER / "streams" / "1.1.0.w.stream"
             for kill in range(2):
@@ -310,7 +310,7 @@ def test_results_of_archived_tasks_come_first_in_the_order_of_their_end(tmp_path
     with Broker(tmp_path) as broker, Worker(tmp_path):
         words = ("submit", "--campaign", "f", "--name", "new", "--wait", "--", "echo", "new")
         assert run_here(tmp_path, *words)[0] == 0
-        assert run_here(tmp_path, "result", "f/a")[1] == "1\n2"  # recalled
+        assert run_here(tmp_path, "results", "f/a")[1] == "1\n2"  # recalled
         _, out, err = run_here(tmp_path, "results", "--campaign", "f", "--broker", broker.endpoint)
         assert (out, err.count("2 ended tasks are not in the broker's memory")) == (
             "new\tnew\na\t1\na\t2\n",

@@ -55,7 +55,7 @@ READING: tuple[Sequence[str], ...] = (
     ("list", "--match", HOSTILE),
     ("show", DONE),
     ("show", FAILED),
-    ("result", DONE),
+    ("results", DONE),
     ("log", DONE),
     ("why", DONE, FAILED),
     ("why", "--service", HOSTILE),
@@ -150,12 +150,12 @@ def test_no_refusal_and_no_other_verb_passes_control_characters_on(yard: Yard) -
 
 def test_output_of_a_task_is_escaped_on_a_terminal_but_for_tabs_and_newlines(yard: Yard) -> None:
     expected = terminal.escape_control(HOSTILE) + r"\x9b8m" + "   tab\n"
-    for text in on_terminal(yard, [("log", HOSTILE), ("result", HOSTILE)]):
+    for text in on_terminal(yard, [("log", HOSTILE), ("results", HOSTILE)]):
         assert text.replace("\t", "   ") == expected
 
 
 def test_raw_passes_bytes_on_to_a_terminal(yard: Yard) -> None:
-    for text in on_terminal(yard, [("log", HOSTILE), ("result", HOSTILE)], "--raw"):
+    for text in on_terminal(yard, [("log", HOSTILE), ("results", HOSTILE)], "--raw"):
         assert text.encode(errors="surrogateescape") == PRINTED
     (later, again) = on_terminal(yard, [("log", "--raw", HOSTILE), ("log", HOSTILE)])
     assert acting_in(later)
@@ -178,7 +178,7 @@ def test_pipe_gets_every_byte(yard: Yard) -> None:
 def test_json_has_no_control_characters_and_the_same_values(yard: Yard) -> None:
     for words, text in zip(READING, on_terminal(yard, READING, "--json"), strict=True):
         assert acting_in(text) == [], words
-        has_names = words[0] not in ("wait", "result", "log")  # counts alone, or bytes in base64
+        has_names = words[0] not in ("wait", "results", "log")  # counts alone, or bytes in base64
         assert not has_names or r"\u001b" in text, words
     code, out, _ = run_here(yard.directory, "show", "--json", HOSTILE)
     assert code == 0

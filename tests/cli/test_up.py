@@ -29,13 +29,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 #: The tests of `tests/web` start pages.
-DETACHED = ("up", "--detach", "--no-page")
+DETACHED = ("up", "--detach", "--page", "none")
 
 
 @contextmanager
 def up(directory: Path, *options: str) -> Iterator[tuple[Running, InternalClient]]:
     """Run `up` in the foreground of another process."""
-    with Running(directory, "up", "--no-page", "--slots", "1", *options) as running:
+    jobs = "2" if "--workers" in options else "1"
+    with Running(directory, "up", "--page", "none", "-j", jobs, *options) as running:
         assert running.line() == f"listening native ipc://{directory}/.taskyard/broker.sock"
         with InternalClient(state=directory / ".taskyard") as client:
             yield running, client
@@ -108,7 +109,7 @@ def test_killed_it_takes_everything_with_it(tmp_path: Path) -> None:
 
 
 def test_detached_up_returns_when_ready_and_down_stops_it(tmp_path: Path) -> None:
-    code, out, err = run(tmp_path, *DETACHED, "--workers", "2", "--slots", "1")
+    code, out, err = run(tmp_path, *DETACHED, "--workers", "2", "-j", "2")
     try:
         assert (code, out) == (0, "")
         pid = int((tmp_path / ".taskyard" / "up.pid").read_text())
@@ -151,7 +152,7 @@ def test_down_interrupts_tasks_after_the_timeout_and_reports_them(tmp_path: Path
     with up(tmp_path) as (running, client):
         client.submit(marking("a", "exec sleep 600")["argv"], name="a", cwd=str(tmp_path))
         until(lambda: marks(tmp_path))
-        code, _, err = run_here(tmp_path, "down", "--timeout", "0.2s")
+        code, _, err = run_here(tmp_path, "down", "--grace", "0.2s")
         assert running.end()[0] == 0
     assert code == 4
     assert err.splitlines()[-1] == (

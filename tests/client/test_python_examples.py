@@ -41,7 +41,7 @@ PRINTED: Final = {
 def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Run a broker and a worker in a directory."""
     directory = tmp_path_factory.mktemp("yard")
-    up = ("up", "--detach", "--no-page", "--slots", "1", "--allow-pickle")
+    up = ("up", "--detach", "--page", "none", "-j", "1", "--allow-pickle")
     assert run(directory, *up)[0] == 0
     yield directory
     assert run(directory, "down")[0] == 0

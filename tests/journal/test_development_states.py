@@ -39,7 +39,7 @@ COMMANDS = (
     ["log", "first/a"],
     ["report"],
     ["pipeline", "history", "--out", "{out}"],
-    ["clean", "--all"],
+    ["clean", "--every-file"],
 )
 
 #: A reader for each file of a state directory.
@@ -141,7 +141,7 @@ def tables(url: str) -> dict[str, list[tuple[Any, ...]]]:
     "command",
     [
         ["store", "init", "{url}"],
-        ["store", "outbox", "{url}"],
+        ["store", "init", "--outbox", "{url}"],
         ["store", "move", "{new}", "{url}"],
         ["store", "move", "{url}", "{new}"],
         ["broker", "--store", "{url}", "--state", "{new}"],

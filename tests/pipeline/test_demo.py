@@ -266,7 +266,7 @@ def test_two_demos_do_not_share_a_directory(tmp_path: Path) -> None:
 
 def test_demo_settings_are_valid(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with directory.prepare_directory(tmp_path / "with a space") as here:
-        assert run(taskyard, ["config", "check", str(here.settings)]) == 0
+        assert run(taskyard, ["config", "--check", str(here.settings)]) == 0
         assert run(taskyard, ["config", "--config", str(here.settings), "--json"]) == 0
         settings = capfd.readouterr().out.splitlines()[-1]
     assert f"{sys.executable} {agent.__file__}" in settings

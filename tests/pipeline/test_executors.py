@@ -98,7 +98,7 @@ def test_load_checks_the_machines_before_it_reads(
     monkeypatch.setattr(load_command, "started_session", lambda *_, **_named: nullcontext())
     file = tmp_path / "c.jsonl"
     file.write_text('{"argv": ["true"]}\n')
-    words = ["pipeline", "load", str(file), "--dry-run", "--master", MASTER]
+    words = ["load", str(file), "--dry-run", "--spark", MASTER]
     assert run(taskyard, words) == NotInstalled.exit_code
     assert "node7 can't import taskyard" in capfd.readouterr().err
 

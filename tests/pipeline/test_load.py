@@ -1,4 +1,4 @@
-"""`pipeline load`: files of every format are submitted completely, and only once."""
+"""`load --spark`: files of every format are submitted completely, and only once."""
 
 from __future__ import annotations
 
@@ -521,7 +521,7 @@ def _tally(state: Path) -> Any:
 
 def _call(*words: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
     capsys.readouterr()
-    code = run(taskyard, ["pipeline", "load", *words])
+    code = run(taskyard, ["load", "--spark", "local[*]", *words])
     out, err = capsys.readouterr()
     return code, out, err
 

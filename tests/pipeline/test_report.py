@@ -130,7 +130,7 @@ def document(state: Path, spark: SparkSession) -> dict[str, Any]:
     """Return the JSON output of the command, which also writes the page."""
     assert spark is not None
     answer = io.TextIOWrapper(io.BytesIO())
-    arguments = ["pipeline", "report", "--state", str(state), "--campaign", CAMPAIGN, "--json"]
+    arguments = ["report", "--state", str(state), "--campaign", CAMPAIGN, "--json"]
     arguments += ["--page", "http://page.example:8080/tasks"]
     with contextlib.redirect_stdout(answer):
         assert run(taskyard, [*arguments, "--out", str(state.parent / "out")]) == 0

@@ -54,7 +54,7 @@ def measured_run(
     (directory / "c.jsonl").write_text("\n".join(map(json.dumps, tasks())))
     rules = "[service.wide]\nmatch = 'exec/*'\nlane_workers_max = 4\n"
     (directory / "taskyard.toml").write_text(rules)
-    code, *_ = run(directory, "run", "c.jsonl", "--workers", "1", "--slots", str(SLOTS))
+    code, *_ = run(directory, "run", "c.jsonl", "--workers", "1", "-j", str(SLOTS))
     assert code == 1  # two tasks fail
     scratch = directory / "scratch"
     chosen = report.find_campaign([history.find(directory / ".taskyard", scratch)], "c")

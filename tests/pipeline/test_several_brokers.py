@@ -47,7 +47,7 @@ def states(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         (directory / name).mkdir()
         lines = "\n".join(map(json.dumps, tasks(name)))
         (directory / name / "c.jsonl").write_text(lines)
-        code, *_ = run(directory / name, "run", "c.jsonl", "--workers", "1", "--slots", "1")
+        code, *_ = run(directory / name, "run", "c.jsonl", "--workers", "1", "-j", "1")
         assert code == (name == "south")
     (directory / "south" / "d.jsonl").write_text('{"name": "alone", "argv": ["true"]}')
     assert run(directory / "south", "run", "d.jsonl", "--workers", "1")[0] == 0

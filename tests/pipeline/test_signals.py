@@ -70,7 +70,8 @@ class Command(Running):
     """A running pipeline command and its processes."""
 
     def __init__(self, directory: Path, *words: str) -> None:
-        super().__init__(directory, "pipeline", *words)
+        group = () if words[0] == "report" else ("pipeline",)
+        super().__init__(directory, *group, *words)
         self._seen: set[int] = set()
 
     def started(self, *parts: str) -> list[int]:

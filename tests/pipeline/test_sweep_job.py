@@ -129,7 +129,7 @@ def test_simulated_makespan_is_close_to_the_measured_one(
                 task["after"] = [f"s{rng.randrange(number - 20, number)}"]
             file.write(json.dumps(task) + "\n")
     program = "from taskyard.cli import main; main()"
-    command = [sys.executable, "-c", program, "run", str(path), "--workers", "2", "--slots", "2"]
+    command = [sys.executable, "-c", program, "run", str(path), "--workers", "2", "-j", "4"]
     subprocess.run([*command, "--state", str(state)], check=True, capture_output=True)
     arguments = ["pipeline", "sweep", "--state", str(state), "--workers", "1,2,4", "--json"]
     assert run(taskyard, arguments) == 0

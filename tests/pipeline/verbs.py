@@ -55,7 +55,11 @@ class Place(Struct):
 
     def run(self, *words: str) -> dict[str, Any]:
         """Run a verb here. Return its document."""
-        words = ("pipeline", *words, "--master", self.master, "--json")
+        if words[0] == "load":
+            words = (*words, "--spark", self.master, "--json")
+        else:
+            group = () if words[0] == "report" else ("pipeline",)
+            words = (*group, *words, "--master", self.master, "--json")
         code, out, err = run_here(self.directory, *words)
         assert code == 0, err
         found: dict[str, Any] = json.loads(out)

@@ -309,7 +309,7 @@ def test_first_problem_is_raised_with_the_number_of_others(tmp_path: Path) -> No
         load(file, environment={})
     assert str(raised.value) == (
         f"{file}:2: worker.slots must be a whole number from 1 to 100000, not 0 "
-        "(and 2 more, see `taskyard config check`)"
+        "(and 2 more, see `taskyard config --check`)"
     )
 
 

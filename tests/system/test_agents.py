@@ -92,7 +92,7 @@ def test_long_result_is_passed_whole(tmp_path: Path) -> None:
     with a_yard(tmp_path) as yard:
         yard.hire("--slots", "1")
         assert yard.submit("a", b"x").result(PATIENCE_SECONDS) == b"7".rjust(size)
-        assert run_here(tmp_path, "result", "a") == (0, "7".rjust(size), "")
+        assert run_here(tmp_path, "results", "a") == (0, "7".rjust(size), "")
         assert run_here(tmp_path, "log", "a", "--stderr") == (0, "text", "")
 
 

@@ -208,8 +208,8 @@ def test_config_check_reports_a_wildcard_without_an_identity(
     text = '[listen.thumbs]\ndialect = "round-robin"\nendpoint = "tcp://0.0.0.0:6714"\n'
     (tmp_path / "taskyard.toml").write_text(text)
     monkeypatch.chdir(tmp_path)
-    assert run_here(taskyard, ["config", "check"]) == 2
+    assert run_here(taskyard, ["config", "--check"]) == 2
     problem = "taskyard.toml:3: listen.thumbs.endpoint: thumbs at tcp://0.0.0.0:6714: peers"
     assert capsys.readouterr().out.startswith(problem)
     (tmp_path / "taskyard.toml").write_text(text + 'identity = "tcp://login:6714"\n')
-    assert run_here(taskyard, ["config", "check"]) == 0
+    assert run_here(taskyard, ["config", "--check"]) == 0

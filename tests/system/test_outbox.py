@@ -141,13 +141,21 @@ def test_refused_tasks_delay_no_others_and_stay(
             ("bad", "refused", "invalid-task"),
         ]
         numbers = {one["name"]: str(one["id"]) for one in tasks}
-        assert "taken" in run_here(tmp_path, "store", "outbox", url)[1]
+        assert "taken" in run_here(tmp_path, "store", "init", "--outbox", url)[1]
         # The user decides.
         changed = run_here(
-            tmp_path, "store", "outbox", url, "--drop", numbers["bad"], "--retry", numbers["taken"]
+            tmp_path,
+            "store",
+            "init",
+            "--outbox",
+            url,
+            "--drop",
+            numbers["bad"],
+            "--retry",
+            numbers["taken"],
         )
         assert changed == (0, "1 task retried, 1 dropped\n", "")
-        wrong = run_here(tmp_path, "store", "outbox", url, "--drop", numbers["bad"])
+        wrong = run_here(tmp_path, "store", "init", "--outbox", url, "--drop", numbers["bad"])
         assert (wrong[0], wrong[2]) == (2, f"taskyard: outbox: no refused task {numbers['bad']}\n")
         await_counts(url, OutboxCounts(0, 1))
         code, _, errors = broker.terminate()
@@ -184,14 +192,14 @@ def test_row_that_names_unknown_bytes_is_refused_and_keeps_those_it_names(
 
 
 def outbox_tasks(tmp_path: Path, url: str) -> list[dict[str, Any]]:
-    code, listed, _ = run_here(tmp_path, "store", "outbox", url, "--json")
+    code, listed, _ = run_here(tmp_path, "store", "init", "--outbox", url, "--json")
     assert code == 0
     found: list[dict[str, Any]] = json.loads(listed)["tasks"]
     return found
 
 
 def test_sqlite_has_no_outbox(tmp_path: Path) -> None:
-    code, _, errors = run_here(tmp_path, "store", "outbox")
+    code, _, errors = run_here(tmp_path, "store", "init", "--outbox")
     assert (code, "SQLite has no outbox" in errors) == (2, True)
 
 

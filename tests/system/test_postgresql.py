@@ -151,7 +151,7 @@ def test_store_in_use_is_an_exit_status_of_its_own(tmp_path: Path, url: str) -> 
     (second.directory / "tasks").write_text("true\n")
     with first.broker():
         assert "in use by process" in first.refused()
-        for command in ("up", "--workers", "1", "--no-page"), ("run", "tasks"):
+        for command in ("up", "--workers", "1", "--page", "none"), ("run", "tasks"):
             code, _, errors = run(second.directory, *command)
             assert (code, second.state.exists()) == (7, False), errors
             assert "the store is in use by a broker, in epoch 1" in errors
@@ -245,12 +245,12 @@ def test_state_is_read_without_a_broker(tmp_path: Path, url: str) -> None:
     assert "journal in" not in run("status")
     assert "waiting" in run("list")
     assert "later" in run("why", "waiting")
-    assert "7\n" in run("result", "t7")
+    assert "7\n" in run("results", "t7")
     assert f"\n{LINES}\n" in run("log", "long")
     assert "sound" in run("journal", "check", "--deep")
     assert "trimmed" in run("journal", "compact")
     assert "sound" in run("journal", "check", "--deep")
-    assert "7\n" in run("result", "t7")
+    assert "7\n" in run("results", "t7")
     assert f"its journal is in {url}" in run("broker", code=2)
     with psycopg.connect(url) as connection:
         # As by a statement over a lost connection that is executed very late.
@@ -383,5 +383,5 @@ def test_store_that_can_not_be_used_is_refused(tmp_path: Path, url: str) -> None
         assert "secret" not in error
     plain = Machine(tmp_path, "plain", "sqlite")
     assert "--standby: needs a store in PostgreSQL" in plain.refused("--standby")
-    error = machine.refused("--memory")
+    error = machine.refused("--in-memory")
     assert "--memory: excludes a store in PostgreSQL" in error

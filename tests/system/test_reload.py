@@ -190,23 +190,23 @@ def test_held_lane_starts_on_request_or_when_its_hold_is_lifted(tmp_path: Path) 
 
 def test_up_forwards_sighup_to_its_broker(tmp_path: Path) -> None:
     settings(tmp_path, "workers_max = 1")
-    with Running(tmp_path, "up", "--no-page", "--workers", "0") as up:
+    with Running(tmp_path, "up", "--page", "none", "--workers", "0") as up:
         assert up.line().startswith("listening native ")
         assert "0 workers started" in up.error_line()
         settings(tmp_path, "workers_max = 2")
-        code, _, err = run_here(tmp_path, "config", "reload")
+        code, _, err = run_here(tmp_path, "config", "--reload")
         assert (code, f"(process {up.pid})" in err) == (0, True)
         assert up.error_line().endswith("applied service.exec.workers_max 1 → 2")
         up.send(signal.SIGHUP)
         assert up.error_line().endswith("settings reloaded: no changes")
         settings(tmp_path, "workers_max = two")
-        assert run_here(tmp_path, "config", "reload")[0] == 2
+        assert run_here(tmp_path, "config", "--reload")[0] == 2
         assert up.terminate()[0] == 0
     settings(tmp_path)
-    assert run_here(tmp_path, "config", "reload")[0] == 3
+    assert run_here(tmp_path, "config", "--reload")[0] == 3
 
 
-@pytest.mark.parametrize("words", [["broker"], ["up", "--no-page", "--workers", "0"]])
+@pytest.mark.parametrize("words", [["broker"], ["up", "--page", "none", "--workers", "0"]])
 def test_closed_terminal_ends_its_programs(words: list[str], tmp_path: Path) -> None:
     """It sends the same signal."""
     pid, terminal = pty.fork()

@@ -247,7 +247,7 @@ def test_failover_exchanges_both(tmp_path: Path, url: str) -> None:
 
 
 def test_standby_needs_a_store(tmp_path: Path) -> None:
-    for options in ((), ("--memory",)):
+    for options in ((), ("--in-memory",)):
         code, _, errors = run_here(tmp_path, "broker", "--standby", *options)
         assert code == 2
         assert "--standby: needs a store in PostgreSQL" in errors

@@ -256,7 +256,7 @@ def test_clean_keeps_a_result_that_a_task_waits_for(tmp_path: Path, stack: ExitS
     second = client.submit(calls.double, first)
     client.show(second.full_name)
     yard.age()
-    code, *_ = run_here(tmp_path, "clean", "--all", "--state", str(tmp_path / ".taskyard"))
+    code, *_ = run_here(tmp_path, "clean", "--every-file", "--state", str(tmp_path / ".taskyard"))
     assert code == 0
     stack.enter_context(Worker(tmp_path, "--allow-pickle"))
     assert second.result(60)[0] == 4

@@ -104,7 +104,7 @@ def test_holder_that_was_stopped_and_replaced_exits_2_and_its_charge_is_refunded
 
 
 def test_task_that_kills_its_worker_fails_under_up(tmp_path: Path) -> None:
-    words = ("up", "--no-page", "--workers", "1", "--slots", "2")
+    words = ("up", "--page", "none", "--workers", "1", "-j", "2")
     with Running(tmp_path, *words) as running:
         assert "1 worker started" in running.error_line()
         with InternalClient(state=tmp_path / ".taskyard") as client:

@@ -15,7 +15,7 @@ import pytest
 from textual.widgets import Input, RichLog, Static
 
 from taskyard.cli.options import CliContext
-from taskyard.cli.top import BrokerConnector
+from taskyard.cli.web import BrokerConnector
 from taskyard.client import task_filters
 from taskyard.client.broker_link import BrokerLink
 from taskyard.client.internal import InternalClient

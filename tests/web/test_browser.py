@@ -339,7 +339,7 @@ def test_actions_change_tasks_and_open_pages_follow(tab: Tab, directory: Path) -
 
 def test_viewer_sees_no_actions(browser: Browser, site: Site, directory: Path) -> None:
     state = str(directory / ".taskyard")
-    status, out, _ = run_here(directory, "web", "--state", state, "--invite", "viewer")
+    status, out, _ = run_here(directory, "web", "--state", state, "--share", "viewer")
     assert status == 0
     context = browser.new_context()
     page = context.new_page()

@@ -108,9 +108,9 @@ def test_other_commands_find_the_page(up: UpWithPage, directory: Path) -> None:
     code, out, err = run_here(directory, "web")
     assert (code, out) == (0, f"page {up.address}\n")
     assert err == f"the page of process {up.pid} is running, no other one was started\n"
-    _, operator, _ = run_here(directory, "web", "--invite", "operator")
+    _, operator, _ = run_here(directory, "web", "--share", "operator")
     assert operator == f"{up.address}\n"
-    _, viewer, _ = run_here(directory, "web", "--invite", "viewer")
+    _, viewer, _ = run_here(directory, "web", "--share", "viewer")
     assert status_of(viewer.strip())[0] == 303
     root = up.address.partition("/?")[0]
     assert page_address(directory / ".taskyard") == root
@@ -173,7 +173,7 @@ def test_missing_extra_is_a_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(up_command, "find_spec", lambda name: None if name == "uvicorn" else name)
     code, _, err = run_here(tmp_path, "up", "--detach")
     assert (code, err) == (0, "no page: it needs uvicorn (`pip install 'taskyard[web]'`)\n")
-    assert "--no-page" in seen[0]
+    assert seen[0][seen[0].index("--page") + 1] == "none"
 
 
 @pytest.mark.parametrize("page", ["6180", "127.0.0.1:70000"])

@@ -59,7 +59,7 @@ def test_program_runs_with_the_installed_wheel(version: str, wheel: Path, tmp_pa
     home.mkdir()
     shutil.copy(HERE / "program.py", home)
     taskyard = python.parent / "taskyard"
-    run(home, taskyard, "up", "--detach", "--slots", "1", "--allow", "operator", "--allow-pickle")
+    run(home, taskyard, "up", "--detach", "-j", "1", "--allow", "operator", "--allow-pickle")
     try:
         run(home, python, "-W", "error", "program.py")
     finally:

@@ -9,9 +9,10 @@ from typing import Final
 import click
 
 from pair_demo.pair import run_pair
+from taskyard.cli.command import Command
 from taskyard.cli.demo import DemoOutput, exit_code, print_lines, verdict
 from taskyard.cli.entry import run
-from taskyard.cli.options import CliContext, quiet_option, verbose_option
+from taskyard.cli.options import CliContext
 from taskyard.demo.campaign import TASKS_MAX, TASKS_MIN
 from taskyard.errors import ExitCode
 from taskyard.process.supervisor import stop_signals_as_interrupt
@@ -20,7 +21,7 @@ from taskyard.process.supervisor import stop_signals_as_interrupt
 TASKS: Final = 600
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option("--pair", is_flag=True, required=True, hidden=True)
 @click.option(
     "--tasks",
@@ -36,8 +37,6 @@ TASKS: Final = 600
     show_default="in PATH, by pg_config, or of a package",
     help="Directory with the programs of PostgreSQL.",
 )
-@verbose_option
-@quiet_option
 @click.pass_obj
 def demo(cli_context: CliContext, *, pair: bool, tasks: int, postgresql: Path | None) -> ExitCode:  # noqa: ARG001  # the verb has it
     """Run two brokers on a PostgreSQL, kill the one that leads, and audit the journal.

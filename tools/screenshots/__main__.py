@@ -105,7 +105,7 @@ def take_all(browser: Browser, directory: Path, pace: float) -> list[str]:
         print("waiting for the end of the survey", flush=True)
         scene.wait_for_end()
         print("report", flush=True)
-        scene.taskyard("pipeline", "report", "--campaign", "survey", "--out", "report")
+        scene.taskyard("report", "--campaign", "survey", "--out", "report")
         taker.take(Shot("report", (scene.directory / "report" / "report.html").as_uri()))
         return taker.complaints
 

@@ -394,7 +394,7 @@ def members(place: Layout) -> list[Member]:
     state = ("--state", str(place.state))
     return [
         taskyard_member(
-            "up", "up", "--no-page", "--workers", "3", "--slots", "3", *state, *place.listen()
+            "up", "up", "--page", "none", "--workers", "3", "-j", "9", *state, *place.listen()
         ),
         taskyard_member("watch", "watch", "--json", "--since", "0", *state),
         taskyard_member("relay", "relay", "--listen", place.relay, "--to", place.wmp),

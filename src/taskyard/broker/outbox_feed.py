@@ -274,6 +274,6 @@ def _encode(row: OutboxRow) -> Submission:
 
 def _log_refused(number: int, full_name: str, reason: str) -> None:
     logger.warning(
-        "outbox: row %d, task %s: refused: %s (see `taskyard store outbox`)",
+        "outbox: row %d, task %s: refused: %s (see `taskyard store init --outbox`)",
         *(number, full_name, reason),
     )

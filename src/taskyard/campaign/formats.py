@@ -50,6 +50,8 @@ class FileOptions(Struct, frozen=True):
     speedup: float = 1.0
     #: Value of {campaign} in a lane template.
     campaign: str = ""
+    #: Keys of tasks that do not set them.
+    defaults: dict[str, object] = {}
 
 
 class FileReport(Struct):

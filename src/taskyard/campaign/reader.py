@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field, structs
 
@@ -43,6 +43,10 @@ if TYPE_CHECKING:
     from taskyard.campaign.shell_lines import SkippedLines
 
 
+#: Keys that tasks with a payload can't have.
+_OF_COMMANDS: Final = ("env", "cwd", "final_exit_status")
+
+
 class LoadedCampaign(Struct):
     """A campaign that was read."""
 
@@ -66,6 +70,8 @@ class _CampaignReader(Struct):
 
     file: str
     campaign: str = ""
+    #: Keys of tasks that do not set them.
+    defaults: dict[str, object] = {}
     specs: list[TaskSpec] = field(default_factory=list)
     lines: array[int] = field(default_factory=lambda: array("Q"))
     #: Index in `specs` of each name.
@@ -80,6 +86,8 @@ class _CampaignReader(Struct):
         if isinstance(raw, InvalidRow):
             self.reject(line, raw.reason, raw.raw, raw.name)
             return
+        if self.defaults and isinstance(raw, dict):
+            raw = _with_defaults(raw, self.defaults)
         try:
             specs = expand_row(raw, self.campaign)
         except InvalidTask as rejected:
@@ -117,6 +125,13 @@ class _CampaignReader(Struct):
             raise too_many_error(self.rejected[0])
 
 
+def _with_defaults(raw: dict[str, object], defaults: dict[str, object]) -> dict[str, object]:
+    """Return a row with defaults. Those of commands and calls are for such tasks only."""
+    is_plain = raw.get("payload") is not None
+    more = {key: value for key, value in defaults.items() if not (is_plain and key in _OF_COMMANDS)}
+    return more | {key: value for key, value in raw.items() if value is not None}
+
+
 def default_campaign_name(file: str) -> str:
     """Return the name of a file's campaign if none is given: the file's, without suffixes."""
     if file == STDIN:
@@ -129,7 +144,7 @@ def read_campaign(path: str | Path, options: FileOptions | None = None) -> Loade
     """Read the campaign in a file, "-" for stdin. Raises `InvalidCampaign` if it can't be read."""
     name = str(path)
     options = options or FileOptions()
-    reading = _CampaignReader(file_label(name), options.campaign)
+    reading = _CampaignReader(file_label(name), options.campaign, options.defaults)
     for line, raw in rows(name, options, reading.report):
         reading.add_row(line, raw)
     return _check_graph(reading)

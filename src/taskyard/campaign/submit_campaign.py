@@ -58,6 +58,8 @@ class SubmitResult(Struct):
     failed: list[str]
     #: How many were done and run again, because a file has changed.
     restarted: int = 0
+    #: The full names of those that were done and do not run again.
+    done: frozenset[str] = frozenset()
     #: The full names of those that only wait for failed ones, if nothing was submitted.
     behind: list[str] = field(default_factory=list)
 
@@ -106,12 +108,11 @@ def submit_campaign(  # noqa: PLR0913  # all but three are named
         raise _located(refused, loaded, campaign, submitter.counts) from None
     states = {name: one.state for name, one in existing_tasks.items()}
     failed = [name for name, state in states.items() if state is TaskState.FAILED]
-    done = [states[spelling(campaign, spec.name)] for spec in changed].count(TaskState.DONE)
-    new = total if check_only else submitter.counts.new
-    result = SubmitResult(new, Counter(states.values()), failed, done)
-    if check_only:
-        result.behind = _behind_failures(loaded, campaign, states)
-    return result
+    done = {name for name, state in states.items() if state is TaskState.DONE}
+    kept = frozenset(done.difference(spelling(campaign, spec.name) for spec in changed))
+    new, restarted = total if check_only else submitter.counts.new, len(done) - len(kept)
+    behind = _behind_failures(loaded, campaign, states) if check_only else []
+    return SubmitResult(new, Counter(states.values()), failed, restarted, kept, behind)
 
 
 def _unknown_names(client: CampaignClient, loaded: LoadedCampaign, campaign: str) -> list[str]:

@@ -231,7 +231,12 @@ def read_recipients(value: object) -> list[str | dict[str, object]]:
 
 
 read_priority: Final = integer_reader(-PRIORITY_MAX, PRIORITY_MAX)
-read_slots: Final = integer_reader(1, NUMBER_MAX)
+
+
+def read_slots(value: object) -> int:
+    if type(value) is not int or not 1 <= value <= NUMBER_MAX:
+        raise InvalidValue(f"must be at least 1, not {shown(value)}")
+    return value
 
 
 def read_time(value: object) -> TimeSpec:

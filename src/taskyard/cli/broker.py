@@ -1,7 +1,6 @@
 """`taskyard broker`: run a broker in the foreground."""
 
 import gc
-from pathlib import Path
 
 import click
 from msgspec import structs
@@ -9,31 +8,28 @@ from msgspec import structs
 from taskyard.broker.broker_settings import BrokerSettings
 from taskyard.broker.compaction import CompactionLimits
 from taskyard.broker.server import SettingsReloader, serve
+from taskyard.cli.command import Command
 from taskyard.cli.connection import removed_if_unused
 from taskyard.cli.daemon_options import (
     listen_option,
+    log_options,
+    open_log,
     read_listen,
     read_store,
     secure_option,
     until_eof_option,
 )
-from taskyard.cli.log_options import log_options, open_log
-from taskyard.cli.options import (
-    CliContext,
-    quiet_option,
-    setting_option,
-    state_option,
-    verbose_option,
-)
+from taskyard.cli.options import CliContext, setting_option
 from taskyard.cli.output import example
 
 
-@click.command(epilog=example("broker --state ./.taskyard --listen dwork=tcp://127.0.0.1:6125"))
-@state_option
+@click.command(
+    cls=Command, epilog=example("broker --state ./.taskyard --listen dwork=tcp://127.0.0.1:6125")
+)
 @listen_option
 @secure_option
 @click.option(
-    "--memory",
+    "--in-memory",
     is_flag=True,
     help="Keep the state in memory only. It is lost when the broker exits.",
 )
@@ -52,16 +48,13 @@ from taskyard.cli.output import example
 @click.option("--compact-after-rows", type=click.IntRange(min=1), hidden=True)
 @log_options
 @until_eof_option
-@verbose_option
-@quiet_option
 @click.pass_obj
 def broker(  # noqa: PLR0913  # one per option
     cli_context: CliContext,
-    state: Path,
     listen: tuple[str, ...],
     *,
     secure: bool,
-    memory: bool,
+    in_memory: bool,
     store: str,
     standby: bool,
     compact_after_rows: int | None,
@@ -89,12 +82,13 @@ def broker(  # noqa: PLR0913  # one per option
     the state directory, 7 if it uses the store, 6 if the state is damaged.
     """
     open_log(cli_context, "broker")
+    state = cli_context.state_directory()
     options = BrokerSettings(
         state,
         read_listen(listen, cli_context.settings().listeners),
         secure=secure,
-        in_memory=memory,
-        store=_read_store(store, memory=memory, standby=standby),
+        in_memory=in_memory,
+        store=_read_store(store, in_memory=in_memory, standby=standby),
         standby=standby,
         until_eof=until_eof,
         compact=_read_limits(compact_after_rows),
@@ -119,13 +113,13 @@ def _serve(cli_context: CliContext, options: BrokerSettings) -> None:
         settings = structs.replace(settings, yields=True)
 
 
-def _read_store(store: str, *, memory: bool, standby: bool) -> str:
+def _read_store(store: str, *, in_memory: bool, standby: bool) -> str:
     """Return the URL of a journal in PostgreSQL. Empty: in SQLite, or in memory."""
     url = read_store(store)
     if standby and not url:
         raise click.UsageError("--standby: needs a store in PostgreSQL (give one with --store)")
-    if memory and url:
-        raise click.UsageError("--memory: excludes a store in PostgreSQL (add --store sqlite)")
+    if in_memory and url:
+        raise click.UsageError("--in-memory: excludes a store in PostgreSQL (add --store sqlite)")
     return url
 
 

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
-from taskyard.cli.completion import complete_campaign
+from taskyard.cli.command import Command
 from taskyard.cli.connection import connect_read_only, local_state
 from taskyard.cli.documents import CleanDocument
 from taskyard.cli.format import format_count
-from taskyard.cli.options import DURATION, SIZE, CliContext, broker_options
+from taskyard.cli.options import DURATION, SIZE, CliContext
 from taskyard.cli.output import example, print_document
-from taskyard.cli.scopes import OnceOption, check_campaign
+from taskyard.cli.scopes import OnceOption, check_campaign, complete_campaign
 from taskyard.core.identity import spelling
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import shown
@@ -54,7 +54,8 @@ class _File(NamedTuple):
 
 
 @click.command(
-    epilog=example("clean --older-than 30d --dry-run", "clean --campaign thumbs --keep-size 5G")
+    cls=Command,
+    epilog=example("clean --older-than 30d --dry-run", "clean --campaign thumbs --keep-size 5G"),
 )
 @click.option(
     "--older-than",
@@ -75,9 +76,8 @@ class _File(NamedTuple):
     type=SIZE,
     help="Keep this much of it, the newest. The rest is removed.",
 )
-@click.option("--all", "everything", is_flag=True, help="All files of settled tasks.")
+@click.option("--every-file", "everything", is_flag=True, help="All files of settled tasks.")
 @click.option("--dry-run", is_flag=True, help="Remove nothing, and print what would be removed.")
-@broker_options
 @click.pass_obj
 def clean(  # noqa: PLR0913  # one per option
     cli_context: CliContext,
@@ -95,7 +95,7 @@ def clean(  # noqa: PLR0913  # one per option
     and tail of long output stay.
     """
     if older_than is None and campaign is None and keep_size is None and not everything:
-        raise UserError("clean: give --older-than, --campaign, --keep-size or --all")
+        raise UserError("clean: give --older-than, --campaign, --keep-size or --every-file")
     from taskyard.broker import database  # noqa: PLC0415  # not for `taskyard --help`
 
     state, since_ns = local_state(cli_context), time.time_ns() - _USED_NS

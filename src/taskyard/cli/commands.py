@@ -6,14 +6,19 @@ newcomer meets them.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
+from taskyard.cli.command import Group
 from taskyard.cli.interrupts import raise_interrupts
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
+
+#: The headings of commands that few need every day.
+_OPERATE: Final = "Operate"
+_CHANGE: Final = "Change what waits"
 
 
 class LazyCommand(NamedTuple):
@@ -23,6 +28,8 @@ class LazyCommand(NamedTuple):
     target: str
     #: The line in the list of commands.
     summary: str
+    #: The heading of its list.
+    heading: str = "Commands"
 
     def load(self) -> click.Command:
         module_name, _, attribute = self.target.partition(":")
@@ -32,7 +39,7 @@ class LazyCommand(NamedTuple):
         return command
 
 
-class LazyGroup(click.Group):
+class LazyGroup(Group):
     """A click group that imports a command when it is called, listed in the table's order."""
 
     def __init__(
@@ -64,15 +71,19 @@ class LazyGroup(click.Group):
 
         Click suggests only imported commands, and here none is.
         """
-        name = args[0]
+        name = args[0] = _ALIASES.get(args[0], args[0])
+        if name == "help" and ctx.parent is None:
+            from taskyard.cli.command import help_command  # noqa: PLC0415  # few need it
+
+            return name, help_command, args[1:]
         if name in self.lazy_commands or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
         import difflib  # noqa: PLC0415  # only for misspelt commands
 
         close = self.suggestions.get(name) or difflib.get_close_matches(name, self.lazy_commands)
-        if close:
-            ctx.fail(f"No such command '{name}'. Did you mean {' or '.join(close)}?")
-        return super().resolve_command(ctx, args)
+        kind = "option" if name.startswith("-") else "command"
+        meant = f" (did you mean {' or '.join(close)}?)" if close else ""
+        return ctx.fail(f"unknown {kind} {name}{meant}")
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
         """Complete commands and options without importing the commands."""
@@ -97,126 +108,146 @@ class LazyGroup(click.Group):
         ctx: click.Context,  # noqa: ARG002  # click's signature
         formatter: click.HelpFormatter,
     ) -> None:
-        if self.lazy_commands:
-            with formatter.section("Commands"):
+        headings = dict.fromkeys(entry.heading for entry in self.lazy_commands.values())
+        for heading in headings:
+            with formatter.section(heading):
                 formatter.write_dl(
-                    [(name, entry.summary) for name, entry in self.lazy_commands.items()]
+                    [
+                        (name, entry.summary)
+                        for name, entry in self.lazy_commands.items()
+                        if entry.heading == heading
+                    ]
                 )
 
 
+#: Other names of commands. They are accepted, and not listed.
+_ALIASES: Final = {"result": "results"}
+
 COMMANDS: dict[str, LazyCommand] = {
     "demo": LazyCommand(
-        "taskyard.cli.demo:demo",
-        "Run a demonstration: a campaign, a broker crash and a report.",
+        "taskyard.cli.demo:demo", "Run a demonstration: a campaign, a broker crash and a report."
     ),
-    "run": LazyCommand("taskyard.cli.run:run", "Run a campaign file from start to finish."),
+    "run": LazyCommand(
+        "taskyard.cli.work:run",
+        "Run a file of commands, values or one command, and print the outputs.",
+    ),
     "map": LazyCommand(
-        "taskyard.cli.map:map_rows",
-        "Run a command for every line of input, or for lists of values.",
+        "taskyard.cli.work:map_rows",
+        "Run a command for every line of stdin, or for lists of values.",
     ),
+    "submit": LazyCommand(
+        "taskyard.cli.work:submit", "Submit one task to a running broker, and print its name."
+    ),
+    "load": LazyCommand("taskyard.cli.work:load", "Load a file of tasks into a running broker."),
     "up": LazyCommand("taskyard.cli.up:up", "Run a broker, workers and a page until stopped."),
     "down": LazyCommand(
-        "taskyard.cli.up:down",
-        "Stop the broker and workers of a state directory.",
+        "taskyard.cli.up:down", "Stop the broker and workers of a state directory."
     ),
-    "submit": LazyCommand("taskyard.cli.submit:submit", "Submit a task and print its name."),
-    "bundle": LazyCommand(
-        "taskyard.cli.bundle:bundle",
-        "Submit one payload for many recipients (fan-out).",
-    ),
-    "load": LazyCommand("taskyard.cli.load:load", "Load a graph of tasks from a file."),
-    "wait": LazyCommand(
-        "taskyard.cli.wait:wait",
-        "Wait until tasks have settled.",
-    ),
+    "join": LazyCommand("taskyard.cli.join:join", "Start what an invitation is for."),
+    "wait": LazyCommand("taskyard.cli.wait:wait", "Wait until tasks have settled."),
     "watch": LazyCommand("taskyard.cli.watch:watch", "Print events as they happen."),
+    "status": LazyCommand("taskyard.cli.inspect:status", "Count the tasks in each state."),
     "list": LazyCommand(
         "taskyard.cli.task_list:list_tasks", "List tasks in the order of submission, or sorted."
     ),
-    "show": LazyCommand("taskyard.cli.task_details:show", "Show the details of a task."),
-    "result": LazyCommand(
-        "taskyard.cli.task_output:result", "Print the result of a task, byte for byte."
-    ),
+    "show": LazyCommand("taskyard.cli.task_list:show", "Show the details of a task."),
+    "why": LazyCommand("taskyard.cli.inspect:why", "Explain the state of tasks or lanes."),
     "results": LazyCommand(
-        "taskyard.cli.task_output:results", "Print the results of all tasks of a campaign."
+        "taskyard.cli.task_output:results", "Print the results of tasks or of a campaign."
     ),
     "log": LazyCommand(
         "taskyard.cli.task_output:log", "Print the output of a task, live while it runs."
     ),
-    "why": LazyCommand("taskyard.cli.inspect:why", "Explain the state of tasks or lanes."),
-    "status": LazyCommand("taskyard.cli.inspect:status", "Count the tasks in each state."),
-    "workers": LazyCommand("taskyard.cli.inspect:workers", "List the workers."),
-    "services": LazyCommand(
-        "taskyard.cli.lanes:services", "List the services with their workers and waiting tasks."
-    ),
-    "lanes": LazyCommand("taskyard.cli.lanes:lanes", "List the lanes and why they wait."),
     "retry": LazyCommand("taskyard.cli.control:retry", "Retry failed tasks, and delayed ones now."),
     "cancel": LazyCommand("taskyard.cli.control:cancel", "Cancel tasks and their dependents."),
-    "move": LazyCommand("taskyard.cli.control:move", "Move tasks to another lane or service."),
-    "edit": LazyCommand("taskyard.cli.edit:edit", "Change tasks that wait."),
-    "expire": LazyCommand(
-        "taskyard.cli.control:expire", "Expire tasks, as if their expiry had passed."
-    ),
-    "pause": LazyCommand(
-        "taskyard.cli.control:pause", "Stop assigning tasks of a service, of a lane, or all tasks."
-    ),
-    "resume": LazyCommand("taskyard.cli.control:resume", "Undo a pause."),
-    "drain": LazyCommand(
-        "taskyard.cli.control:drain",
-        "Stop assigning tasks and shut workers down when they are idle.",
-    ),
-    "failover": LazyCommand(
-        "taskyard.cli.control:failover", "Hand over from the broker to its standby."
-    ),
-    "broker": LazyCommand("taskyard.cli.broker:broker", "Run a broker in the foreground."),
-    "worker": LazyCommand("taskyard.cli.worker:worker", "Run a worker in the foreground."),
-    "relay": LazyCommand(
-        "taskyard.cli.relay:relay",
-        "Relay messages between peers on this machine and a broker on another one.",
-    ),
-    "rr": LazyCommand(
-        "taskyard.cli.round_robin:rr",
-        "Run a round-robin server, worker or client with a prompt.",
-    ),
-    "config": LazyCommand(
-        "taskyard.cli.config:config", "Show every setting with its value and origin."
-    ),
-    "keys": LazyCommand("taskyard.cli.keys:keys", "Create, list and revoke access keys."),
-    "clean": LazyCommand(
-        "taskyard.cli.clean:clean",
-        "Remove long output, large arguments and large results of settled tasks.",
-    ),
-    "journal": LazyCommand(
-        "taskyard.cli.journal:journal", "Check, export or compact a state directory."
-    ),
-    "store": LazyCommand(
-        "taskyard.cli.store:store",
-        "Create a store in PostgreSQL, move a state, or list the outbox.",
+    "top": LazyCommand(
+        "taskyard.cli.web:top", "Show counters, lanes, workers, tasks and output in the terminal."
     ),
     "report": LazyCommand(
         "taskyard.cli.pipeline.report:report", "Write an HTML report with charts, and tables."
     ),
-    "top": LazyCommand(
-        "taskyard.cli.top:top", "Show counters, lanes, workers, tasks and output in the terminal."
+    "workers": LazyCommand("taskyard.cli.inspect:workers", "List the workers.", _OPERATE),
+    "services": LazyCommand(
+        "taskyard.cli.inspect:services",
+        "List the services with their workers and waiting tasks.",
+        _OPERATE,
     ),
-    "web": LazyCommand("taskyard.cli.web:web", "Serve a page about a state directory."),
+    "lanes": LazyCommand(
+        "taskyard.cli.inspect:lanes", "List the lanes and why they wait.", _OPERATE
+    ),
+    "broker": LazyCommand(
+        "taskyard.cli.broker:broker", "Run a broker in the foreground.", _OPERATE
+    ),
+    "worker": LazyCommand(
+        "taskyard.cli.worker:worker", "Run a worker in the foreground.", _OPERATE
+    ),
+    "relay": LazyCommand(
+        "taskyard.cli.relay:relay",
+        "Relay messages between peers on this machine and a broker on another one.",
+        _OPERATE,
+    ),
+    "rr": LazyCommand(
+        "taskyard.cli.round_robin:rr",
+        "Run a round-robin server, worker or client with a prompt.",
+        _OPERATE,
+    ),
+    "web": LazyCommand("taskyard.cli.web:web", "Serve a page about a state directory.", _OPERATE),
+    "config": LazyCommand(
+        "taskyard.cli.config:config",
+        "Show every setting with its value and origin.",
+        _OPERATE,
+    ),
+    "keys": LazyCommand("taskyard.cli.keys:keys", "Create, list and revoke access keys.", _OPERATE),
+    "clean": LazyCommand(
+        "taskyard.cli.clean:clean",
+        "Remove long output, large arguments and large results of settled tasks.",
+        _OPERATE,
+    ),
+    "journal": LazyCommand(
+        "taskyard.cli.journal:journal", "Check, export or compact a state directory.", _OPERATE
+    ),
+    "store": LazyCommand(
+        "taskyard.cli.journal:store", "Create a store in PostgreSQL, or move a state.", _OPERATE
+    ),
+    "failover": LazyCommand(
+        "taskyard.cli.control:failover", "Hand over from the broker to its standby.", _OPERATE
+    ),
     "pipeline": LazyCommand(
-        "taskyard.cli.pipeline.group:pipeline",
-        "Run Spark jobs: load, history, report, sweep, fleet.",
+        "taskyard.cli.pipeline.group:pipeline", "Run Spark jobs: history, sweep, fleet.", _OPERATE
     ),
     "completion": LazyCommand(
-        "taskyard.cli.completion:completion", "Print a shell completion script."
+        "taskyard.cli.scopes:completion", "Print a shell completion script.", _OPERATE
+    ),
+    "move": LazyCommand(
+        "taskyard.cli.control:move", "Move tasks to another lane or service.", _CHANGE
+    ),
+    "edit": LazyCommand(
+        "taskyard.cli.control:edit", "Change the priority and limits of tasks that wait.", _CHANGE
+    ),
+    "expire": LazyCommand(
+        "taskyard.cli.control:expire", "Expire tasks, as if their expiry had passed.", _CHANGE
+    ),
+    "pause": LazyCommand(
+        "taskyard.cli.control:pause",
+        "Stop assigning tasks of a service, of a lane, or all tasks.",
+        _CHANGE,
+    ),
+    "resume": LazyCommand("taskyard.cli.control:resume", "Undo a pause.", _CHANGE),
+    "drain": LazyCommand(
+        "taskyard.cli.control:drain",
+        "Stop assigning tasks and shut workers down when they are idle.",
+        _CHANGE,
     ),
 }
 
 #: Commands of other programs, with those of ours that do the same.
 SUGGESTIONS: dict[str, tuple[str, ...]] = {
+    "bundle": ("submit",),
     "abort": ("cancel",),
     "add": ("submit",),
     "delete": ("cancel",),
     "events": ("watch",),
     "exec": ("submit", "run", "map"),
-    "help": ("--help",),
     "info": ("status", "show"),
     "jobs": ("list",),
     "kill": ("cancel", "down"),

@@ -10,22 +10,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+from taskyard.cli.command import Command
 from taskyard.cli.connection import connect_to
 from taskyard.cli.daemon_options import listen_pairs, listen_setting
 from taskyard.cli.documents import ConfigCheckDocument, ConfigDocument, ConfigService, ConfigSetting
 from taskyard.cli.format import escape_line, format_count
-from taskyard.cli.options import (
-    CliContext,
-    broker_options,
-    broker_timeout_option,
-    json_option,
-    quiet_option,
-    state_option,
-    verbose_option,
-)
+from taskyard.cli.options import CliContext
 from taskyard.cli.output import example, print_document, print_table
 from taskyard.client import discovery
-from taskyard.errors import ExitCode, NoBroker
+from taskyard.errors import ExitCode, NoBroker, UserError
 from taskyard.net import endpoints
 from taskyard.process.locks import LOCK_FILE, UP_FILE, lock_holder
 from taskyard.settings.files import InvalidSettings
@@ -37,20 +30,40 @@ if TYPE_CHECKING:
     from taskyard.settings.loader import Setting, Settings
 
 
-@click.group(
-    invoke_without_command=True,
-    epilog=example("config", "config --state ./elsewhere --json", "config check taskyard.toml"),
+@click.command(
+    cls=Command,
+    epilog=example("config", "config --state ./elsewhere --json", "config --check taskyard.toml"),
 )
-@broker_options
-@click.pass_context
-def config(context: click.Context) -> None:
+@click.argument("file", required=False, type=click.Path(path_type=Path))
+@click.option("--check", is_flag=True, help="Check the settings of FILE, and report all errors.")
+@click.option("--reload", is_flag=True, help="Have the running broker read its settings again.")
+@click.pass_obj
+def config(
+    cli_context: CliContext, file: Path | None, *, check: bool, reload: bool
+) -> ExitCode | None:
     """Show every setting with its value and origin.
 
-    Precedence: option, environment variable, settings file, default. The file is the one named by
+    Precedence: option, environment variable, settings file, default. FILE is by default that of
     --config or TASKYARD_CONFIG, or the nearest taskyard.toml in the working directory or a parent.
+
+    With --check, prints each error with its location. If there are none, prints the services in
+    matching order: the first match applies. Exit 0 if the settings are valid, 2 if not.
+
+    With --reload, rules of services apply at once. For settings that need a restart, the broker
+    logs a warning. If the settings are invalid, the command does nothing and exits 2. Same as
+    SIGHUP to `broker` or `up`.
     """
-    if context.invoked_subcommand is None:
-        _show(context.ensure_object(CliContext))
+    if str(file) in ("check", "reload") and not Path(str(file)).exists():
+        raise click.UsageError(f"{file}: use --{file}")
+    if check and reload:
+        raise UserError("--check and --reload exclude each other")
+    if file is not None:
+        cli_context.config = file
+    if check:
+        return _check(cli_context)
+    act = _reload if reload else _show
+    act(cli_context)
+    return None
 
 
 def _show(cli_context: CliContext) -> None:
@@ -91,27 +104,16 @@ def _setting_document(setting: Setting) -> ConfigSetting:
     )
 
 
-@config.command(epilog=example("config check taskyard.toml"))
-@click.argument("file", required=False, type=click.Path(path_type=Path))
-@json_option
-@verbose_option
-@quiet_option
-@click.pass_obj
-def check(cli_context: CliContext, file: Path | None, *, as_json: bool) -> ExitCode:
-    """Check the settings and report all errors.
-
-    Checks FILE, or the file that would be used here, and the environment. Prints each error with
-    its location. If there are none, prints the services in matching order: the first match applies.
-    Exit 0 if the settings are valid, 2 if not.
-    """
-    wrong, settings = problems(file or cli_context.config)
+def _check(cli_context: CliContext) -> ExitCode:
+    """Check the settings and the environment, and report all errors."""
+    wrong, settings = problems(cli_context.config)
     sections: list[ConfigService] = []
     if settings is not None:
         _warn_unknown_variables(cli_context, settings)
         wrong += _endpoint_problems(settings)
         sections = _sections(settings)
-    if as_json or cli_context.as_json:
-        name = str(file or cli_context.config) if settings is None else _name_of(settings)
+    if cli_context.as_json:
+        name = str(cli_context.config) if settings is None else _name_of(settings)
         print_document(
             ConfigCheckDocument(file=name, valid=not wrong, problems=wrong, services=sections)
         )
@@ -147,19 +149,9 @@ def _print_sections(sections: list[ConfigService]) -> None:
         print_table(("service", "match", "sets"), rows, wrapped=("sets",))
 
 
-@config.command(epilog=example("config reload", "config reload --state ./elsewhere"))
-@state_option
-@broker_timeout_option
-@verbose_option
-@quiet_option
-@click.pass_obj
-def reload(cli_context: CliContext, state: Path) -> None:
-    """Reload the settings of a running broker.
-
-    Rules of services apply at once. For settings that need a restart, the broker logs a warning. If
-    the settings are invalid, the command does nothing and exits 2. Same as SIGHUP to `broker` or
-    `up`.
-    """
+def _reload(cli_context: CliContext) -> None:
+    """Send SIGHUP to the broker of the state directory, if the settings are valid."""
+    state = cli_context.state_directory()
     listen_setting(cli_context.settings())  # raises if invalid
     holder = lock_holder(state / UP_FILE) or lock_holder(state / LOCK_FILE)
     if not holder:

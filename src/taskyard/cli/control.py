@@ -1,16 +1,21 @@
-"""Commands that change tasks, lanes and workers, from `retry` to `drain`, `pause` and `resume`."""
+"""Commands that change tasks, lanes and workers: a table of what they print, and their options."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Literal
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import click
+from msgspec import Struct
 
-from taskyard.cli.completion import complete_lane, complete_name, complete_service
+from taskyard.campaign.task_spec import BACKOFF_NS, KEYS
+from taskyard.cli.command import Command
 from taskyard.cli.connection import connect_client
 from taskyard.cli.documents import (
     CancelDocument,
     DrainDocument,
+    EditDocument,
     ExpireDocument,
     FailoverDocument,
     MoveDocument,
@@ -19,21 +24,28 @@ from taskyard.cli.documents import (
     RetryDocument,
 )
 from taskyard.cli.format import escape_line, format_count
-from taskyard.cli.options import CliContext, broker_options
+from taskyard.cli.options import CliContext
 from taskyard.cli.output import example, print_document
 from taskyard.cli.scopes import (
     STATE_FLAGS,
     check_campaign,
+    complete_lane,
+    complete_name,
+    complete_service,
     scope_options,
     to_scope,
     with_service_of_lane,
 )
+from taskyard.cli.task_list import list_tasks
+from taskyard.cli.task_options import TaskKey
+from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TaskState
 from taskyard.errors import UnknownName, UserError
 
 if TYPE_CHECKING:
     from taskyard.cli.options import CommandFunction
     from taskyard.client.internal import InternalClient
+    from taskyard.core.events import Scope
 
 #: States in which a task can be cancelled.
 _UNSETTLED_STATES: Final = [
@@ -41,16 +53,73 @@ _UNSETTLED_STATES: Final = [
     *(TaskState.LEASED, TaskState.FAILED),
 ]
 
+#: The value of an option that removes a limit.
+_NONE: Final = "none"
 
-@click.command(
-    epilog=example(
-        "retry fetch-a", "retry --campaign thumbs --failed", "retry --service smtp --lane a.org"
-    )
+
+class _Change(NamedTuple):
+    """How a command that changes tasks reports what it did."""
+
+    document: Callable[..., Struct]
+    #: What is printed before the number of tasks, and if there are none.
+    done: str
+    nothing: str
+
+
+#: The commands that change tasks. Each chooses them by names or by options.
+_CHANGES: Final = {
+    "retry": _Change(
+        RetryDocument, "retried", "nothing to retry: no task is failed, delayed or held"
+    ),
+    "cancel": _Change(CancelDocument, "cancelled", "nothing to cancel: no unfinished task matches"),
+    "move": _Change(
+        MoveDocument, "moved", "nothing to move: the tasks are leased, ended or there already"
+    ),
+    "expire": _Change(
+        ExpireDocument, "expired", "nothing to expire: the tasks are leased or ended"
+    ),
+}
+
+
+def _command(*examples: str) -> Callable[[CommandFunction], Command]:
+    """Return a decorator that makes a command with the arguments and options that choose tasks."""
+
+    def make(function: CommandFunction) -> Command:
+        name = click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_name)
+        return click.command(cls=Command, like=list_tasks, most=_MOST, epilog=example(*examples))(
+            name(scope_options(click.pass_obj(function)))
+        )
+
+    return make
+
+
+#: The options of the short help. `list` explains the others.
+_MOST: Final = (
+    *("campaign", "failed", "all_tasks", "yes", "to_lane", "to_service", "priority"),
+    *("time_limit", "retries", "backoff", "expiry"),
 )
-@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_name)
-@scope_options
-@broker_options
-@click.pass_obj
+
+
+def _change(
+    cli_context: CliContext,
+    verb: str,
+    names: tuple[str, ...],
+    values: dict[str, Any],
+    **more: object,
+) -> None:
+    """Change the chosen tasks by the method of the client, and print how many there were."""
+    check_targets(names, values)
+    how = _CHANGES[verb]
+    with connect_client(cli_context) as client:
+        names, values = resolve_targets(client, names, values)
+        number = getattr(client, verb)(names or to_scope(values), **more)
+    if cli_context.as_json:
+        print_document(how.document(**{how.done: number}))
+    else:
+        click.echo(f"{how.done} {format_count(number, 'task')}" if number else how.nothing)
+
+
+@_command("retry fetch-a", "retry --campaign thumbs --failed", "retry --service smtp --lane a.org")
 def retry(cli_context: CliContext, /, names: tuple[str, ...], **values: Any) -> None:  # noqa: ANN401  # scope options
     """Retry failed tasks, and delayed ones now.
 
@@ -60,27 +129,14 @@ def retry(cli_context: CliContext, /, names: tuple[str, ...], **values: Any) -> 
     With --lane, flush the lane: its delayed tasks become due, and if the settings hold it (`hold`),
     its ready tasks are released. --service may be omitted if only one service has the lane.
     """
-    check_targets(names, values)
-    with connect_client(cli_context) as client:
-        names, values = resolve_targets(client, names, values)
-        retried = client.retry(names or to_scope(values))
-    if cli_context.as_json:
-        print_document(RetryDocument(retried=retried))
-    elif retried:
-        click.echo(f"retried {format_count(retried, 'task')}")
-    else:
-        click.echo("nothing to retry: no task is failed, delayed or held")
+    _change(cli_context, "retry", names, values)
 
 
-@click.command(epilog=example("cancel fetch-a", "cancel --campaign thumbs"))
-@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_name)
-@scope_options
+@_command("cancel fetch-a", "cancel --campaign thumbs")
 @click.option(
     "--all", "all_tasks", is_flag=True, help="Every unfinished or failed task. Needs --yes."
 )
 @click.option("--yes", is_flag=True, help="Confirm --all.")
-@broker_options
-@click.pass_obj
 def cancel(
     cli_context: CliContext,
     /,
@@ -98,16 +154,7 @@ def cancel(
     if all_tasks:
         _check_all(names, values, yes=yes)
         values["only"] = [state.name.lower() for state in _UNSETTLED_STATES]
-    check_targets(names, values)
-    with connect_client(cli_context) as client:
-        names, values = resolve_targets(client, names, values)
-        cancelled = client.cancel(names or to_scope(values))
-    if cli_context.as_json:
-        print_document(CancelDocument(cancelled=cancelled))
-    elif cancelled:
-        click.echo(f"cancelled {format_count(cancelled, 'task')}")
-    else:
-        click.echo("nothing to cancel: no unfinished task matches")
+    _change(cli_context, "cancel", names, values)
 
 
 def _check_all(names: tuple[str, ...], values: dict[str, Any], *, yes: bool) -> None:
@@ -115,6 +162,165 @@ def _check_all(names: tuple[str, ...], values: dict[str, Any], *, yes: bool) -> 
         raise UserError("--all excludes names and other options")
     if not yes:
         raise UserError("--all: cancels every task of the broker (confirm with --yes)")
+
+
+@_command("move fetch-a --to-lane slow", "move --service smtp --lane a --to-lane b")
+@click.option(
+    "--to-lane",
+    metavar="LANE",
+    help="Target lane. '' is the open lane.",
+    shell_complete=complete_lane,
+)
+@click.option(
+    "--to-service", metavar="SERVICE", help="Target service.", shell_complete=complete_service
+)
+def move(
+    cli_context: CliContext,
+    /,
+    names: tuple[str, ...],
+    *,
+    to_lane: str | None,
+    to_service: str | None,
+    **values: Any,  # noqa: ANN401  # scope options
+) -> None:
+    """Move tasks to another lane or service.
+
+    Choose tasks by name, or by options: then all tasks that match every option. Leased and ended
+    tasks are not moved. Tasks keep their payload, so workers of the new service must understand it.
+    Without --to-lane tasks keep their lane.
+    """
+    if to_lane is None and to_service is None:
+        raise UserError("missing target (give --to-lane, --to-service or both)")
+    _change(cli_context, "move", names, values, to_lane=to_lane, to_service=to_service)
+
+
+@_command("expire fetch-a", "expire --service smtp --lane a.org")
+def expire(cli_context: CliContext, /, names: tuple[str, ...], **values: Any) -> None:  # noqa: ANN401  # scope options
+    """Expire tasks, as if their expiry had passed.
+
+    Choose tasks by name, or by options: then all tasks that match every option. Expired tasks are
+    failed: their dependents stay blocked, and `taskyard retry` undoes it. Leased tasks are not
+    expired. To end tasks together with their dependents, use `taskyard cancel`.
+    """
+    _change(cli_context, "expire", names, values)
+
+
+class _Removable(TaskKey):
+    """The value of a task key, or `none`."""
+
+    def convert(
+        self, value: str, param: click.Parameter | None, ctx: click.Context | None
+    ) -> object:
+        return _NONE if value == _NONE else super().convert(value, param, ctx)
+
+
+@_command(
+    "edit fetch-a --priority 10",
+    "edit --campaign thumbs --time-limit 5m --retries 3",
+    "edit --campaign thumbs --expiry none",
+)
+@click.option("--priority", type=TaskKey("priority", "N"), help="Higher runs first.")
+@click.option(
+    "--time-limit",
+    type=_Removable("time_limit", "DURATION"),
+    help="Maximum run time of an attempt, as in 5m, or none.",
+)
+@click.option(
+    "--retries",
+    type=TaskKey("retries", "N|LIST"),
+    help="Number of retries, or a list of delays in multiples of --backoff: '[1, 2, 5]'.",
+)
+@click.option(
+    "--backoff",
+    type=TaskKey("backoff", "DURATION"),
+    show_default="1s",
+    help="Interval between retries. Needs --retries.",
+)
+@click.option(
+    "--expiry",
+    type=_Removable("expiry", "TIME"),
+    help="Fail the tasks if they still wait then: 2h from now, or a date, or none.",
+)
+def edit(  # noqa: PLR0913  # one per option
+    cli_context: CliContext,
+    /,
+    names: tuple[str, ...],
+    *,
+    priority: object,
+    time_limit: object,
+    retries: object,
+    backoff: object,
+    expiry: object,
+    **values: Any,  # noqa: ANN401  # scope options
+) -> None:
+    """Change the priority and limits of tasks that wait.
+
+    Choose tasks by name, or by options: then all tasks that match every option. Blocked, delayed
+    and ready tasks are changed. Leased and ended tasks are not, and are counted in the output. A
+    ready task with a new priority goes behind the ready tasks of that priority.
+    """
+    changes = _changes(priority, time_limit, retries, backoff, expiry)
+    check_targets(names, values)
+    with connect_client(cli_context) as client:
+        names, values = resolve_targets(client, names, values)
+        edited = client.edit(names or to_scope(values), **changes)
+        leased, ended = _unchanged(client, names, to_scope(values))
+    if cli_context.as_json:
+        print_document(EditDocument(edited=edited, leased=leased, ended=ended))
+        return
+    click.echo(f"edited {format_count(edited, 'task')}")
+    if leased and not cli_context.quiet:
+        click.echo(f"not changed: {format_count(leased, 'leased task')}", err=True)
+    if ended and not cli_context.quiet:
+        click.echo(f"not changed: {format_count(ended, 'ended task')}", err=True)
+
+
+def _changes(
+    priority: object, time_limit: object, retries: object, backoff: object, expiry: object
+) -> dict[str, Any]:
+    """Return the changes as keywords of `edit`. Raises `UserError` if there are none."""
+    changes: dict[str, Any] = {}
+    if priority is not None:
+        changes["priority"] = _read("priority", priority)
+    if time_limit is not None:
+        limit_ns = 0 if time_limit == _NONE else _read("time_limit", time_limit)
+        changes["time_limit"] = limit_ns / SECOND_NS
+    if retries is not None:
+        interval_ns = BACKOFF_NS if backoff is None else _read("backoff", backoff)
+        multiples = _read("retries", retries)
+        changes["retry_delays"] = [one * interval_ns / SECOND_NS for one in multiples]
+    elif backoff is not None:
+        raise UserError("--backoff needs --retries")
+    if expiry is not None:
+        now_ns = time.time_ns()
+        at_ns = 0 if expiry == _NONE else _read("expiry", expiry).at_ns(now_ns)
+        if expiry != _NONE and at_ns <= now_ns:
+            raise UserError("--expiry is in the past (see `taskyard expire`)")
+        changes["expires"] = at_ns / SECOND_NS
+    if not changes:
+        raise UserError("nothing to change (give --priority, --time-limit, --retries or --expiry)")
+    return changes
+
+
+def _read(key: str, value: object) -> Any:  # noqa: ANN401  # by key
+    """Return the value of a task key as a task has it."""
+    return KEYS[key][1](value)
+
+
+def _unchanged(client: InternalClient, names: tuple[str, ...], scope: Scope) -> tuple[int, int]:
+    """Return how many of the tasks are leased, and how many of the named ones have ended."""
+    from msgspec import structs  # noqa: PLC0415  # not needed by `--help`
+
+    if not names:
+        leased = client.tasks(structs.replace(scope, states=(TaskState.LEASED,)))
+        return (sum(1 for _ in leased) if _may_be_leased(scope) else 0), 0
+    states = [view["state"] for view in client.existing(names).values()]
+    ended = sum(states.count(state) for state in ("done", "failed", "cancelled"))
+    return states.count("leased"), ended
+
+
+def _may_be_leased(scope: Scope) -> bool:
+    return scope.states is None or TaskState.LEASED in scope.states
 
 
 def check_targets(names: tuple[str, ...], values: dict[str, Any]) -> None:
@@ -144,94 +350,24 @@ def _is_set(values: dict[str, Any]) -> list[bool]:
     return [bool(value) or value == "" for value in values.values()]
 
 
-@click.command(
-    epilog=example("move fetch-a --to-lane slow", "move --service smtp --lane a --to-lane b")
-)
-@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_name)
-@click.option(
-    "--to-lane",
-    metavar="LANE",
-    help="Target lane. '' is the open lane.",
-    shell_complete=complete_lane,
-)
-@click.option(
-    "--to-service", metavar="SERVICE", help="Target service.", shell_complete=complete_service
-)
-@scope_options
-@broker_options
-@click.pass_obj
-def move(
-    cli_context: CliContext,
-    /,
-    names: tuple[str, ...],
-    *,
-    to_lane: str | None,
-    to_service: str | None,
-    **values: Any,  # noqa: ANN401  # scope options
-) -> None:
-    """Move tasks to another lane or service.
-
-    Choose tasks by name, or by options: then all tasks that match every option. Leased and ended
-    tasks are not moved. Tasks keep their payload, so workers of the new service must understand it.
-    Without --to-lane tasks keep their lane.
-    """
-    if to_lane is None and to_service is None:
-        raise UserError("missing target (give --to-lane, --to-service or both)")
-    check_targets(names, values)
-    with connect_client(cli_context) as client:
-        names, values = resolve_targets(client, names, values)
-        moved = client.move(names or to_scope(values), to_lane=to_lane, to_service=to_service)
-    if cli_context.as_json:
-        print_document(MoveDocument(moved=moved))
-    elif moved:
-        click.echo(f"moved {format_count(moved, 'task')}")
-    else:
-        click.echo("nothing to move: the tasks are leased, ended or there already")
-
-
-@click.command(epilog=example("expire fetch-a", "expire --service smtp --lane a.org"))
-@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_name)
-@scope_options
-@broker_options
-@click.pass_obj
-def expire(cli_context: CliContext, /, names: tuple[str, ...], **values: Any) -> None:  # noqa: ANN401  # scope options
-    """Expire tasks, as if their expiry had passed.
-
-    Choose tasks by name, or by options: then all tasks that match every option. Expired tasks are
-    failed: their dependents stay blocked, and `taskyard retry` undoes it. Leased tasks are not
-    expired. To end tasks together with their dependents, use `taskyard cancel`.
-    """
-    check_targets(names, values)
-    with connect_client(cli_context) as client:
-        names, values = resolve_targets(client, names, values)
-        expired = client.expire(names or to_scope(values))
-    if cli_context.as_json:
-        print_document(ExpireDocument(expired=expired))
-    elif expired:
-        click.echo(f"expired {format_count(expired, 'task')}")
-    else:
-        click.echo("nothing to expire: the tasks are leased or ended")
-
-
-@click.command(epilog=example("drain host-4711", "drain --all"))
+@click.command(cls=Command, epilog=example("drain host-4711", "drain --every-worker"))
 @click.argument("names", nargs=-1, metavar="[WORKER]...")
-@click.option("--all", "all_tasks", is_flag=True, help="All workers, then the broker.")
-@broker_options
+@click.option("--every-worker", is_flag=True, help="All workers, then the broker.")
 @click.pass_obj
-def drain(cli_context: CliContext, names: tuple[str, ...], *, all_tasks: bool) -> None:
+def drain(cli_context: CliContext, names: tuple[str, ...], *, every_worker: bool) -> None:
     """Stop assigning tasks and shut workers down when they are idle.
 
-    Workers finish their tasks first. With --all, the broker accepts no more tasks and exits when
-    none is running. `taskyard down` does this and waits.
+    Workers finish their tasks first. With --every-worker, the broker accepts no more tasks and
+    exits when none is running. `taskyard down` does this and waits.
     """
-    if bool(names) is all_tasks:
-        raise UserError("no workers chosen (give names or --all)")
+    if bool(names) is every_worker:
+        raise UserError("no workers chosen (give names or --every-worker)")
     with connect_client(cli_context) as client:
-        drained = client.drain() if all_tasks else _drain(client, names)
+        drained = client.drain() if every_worker else _drain(client, names)
     if cli_context.as_json:
         print_document(DrainDocument(drained=drained))
     else:
-        leaving = ", the broker exits when no task is running" if all_tasks else ""
+        leaving = ", the broker exits when no task is running" if every_worker else ""
         click.echo(f"drained {format_count(drained, 'worker')}{leaving}")
 
 
@@ -244,9 +380,8 @@ def _drain(client: InternalClient, names: tuple[str, ...]) -> int:
     return sum(client.drain(name) for name in dict.fromkeys(names))
 
 
-@click.command(epilog=example("failover"))
+@click.command(cls=Command, epilog=example("failover"))
 @click.option("--force", is_flag=True, help="Even if no standby is ready.")
-@broker_options
 @click.pass_obj
 def failover(cli_context: CliContext, *, force: bool) -> None:
     """Hand over from the broker to its standby.
@@ -282,9 +417,8 @@ def _pause_options(command: CommandFunction) -> CommandFunction:
     return command
 
 
-@click.command(epilog=example("pause --service smtp", "pause --all"))
+@click.command(cls=Command, epilog=example("pause --service smtp", "pause --all"))
 @_pause_options
-@broker_options
 @click.pass_obj
 def pause(
     cli_context: CliContext, service: str | None, lane: str | None, *, all_tasks: bool
@@ -297,9 +431,8 @@ def pause(
     _pause_or_resume(cli_context, "pause", (service, lane), all_tasks=all_tasks)
 
 
-@click.command(epilog=example("resume --service smtp", "resume --all"))
+@click.command(cls=Command, epilog=example("resume --service smtp", "resume --all"))
 @_pause_options
-@broker_options
 @click.pass_obj
 def resume(
     cli_context: CliContext, service: str | None, lane: str | None, *, all_tasks: bool

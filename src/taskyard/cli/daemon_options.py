@@ -1,28 +1,49 @@
-"""Options and endpoint parsing of the commands that run in the foreground."""
+"""Options of the commands that run in the foreground: their endpoints and their logs."""
 
 from __future__ import annotations
 
-import re
+import logging
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 
-from taskyard.cli.options import CliContext, CommandFunction, setting_option, store_option
+from taskyard.cli.options import (
+    CliContext,
+    CommandFunction,
+    SettingOption,
+    setting_option,
+    store_option,
+)
 from taskyard.errors import UnusableEndpoint, UserError
 from taskyard.net import endpoints
-from taskyard.process.machine import usable_cores
+from taskyard.process.logs import (
+    FORMATS,
+    LEVELS,
+    LineFormatter,
+    LogWriter,
+    RotatedFile,
+    Rotation,
+    StderrSink,
+    captured_stderr,
+    level_number,
+    start_log,
+    stop_log,
+)
 from taskyard.settings import kinds
 from taskyard.settings.files import InvalidSettings
-from taskyard.settings.keys import PAGE_ADDRESS, SLOTS_MAX, ListenSection
+from taskyard.settings.keys import PAGE_ADDRESS, ListenSection
 from taskyard.settings.values import InvalidValue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from taskyard.settings.loader import Settings
 
     #: The tables of listeners in the settings, by name.
     ListenTables = Mapping[str, ListenSection]
+    from collections.abc import Iterator
 
 #: Dialects of a broker, with the number of endpoints of each.
 DIALECT_SIDES: Final = {"dwork": 1, "ping-pong": 2, "round-robin": 1, "wmp": 1}
@@ -34,67 +55,14 @@ def _set_until_eof(context: click.Context, _option: click.Parameter, given: bool
     return given
 
 
+#: For supervisors: also stop when stdin is closed.
 until_eof_option = click.option(
     "--until-eof",
     is_flag=True,
     is_eager=True,
+    hidden=True,
     callback=_set_until_eof,
-    help="Also stop when stdin is closed. For supervisors.",
 )
-
-
-#: For commands that start workers.
-allow_option = setting_option(
-    "worker.allow",
-    "--allow",
-    multiple=True,
-    metavar="MODULE",
-    help="Offer the functions of this module. Repeatable.",
-)
-
-allow_pickle_option = click.option(
-    "--allow-pickle",
-    is_flag=True,
-    help="Offer the service pickle, which calls any pickled function.",
-)
-
-
-_DIGITS: Final = re.compile(r"\d{1,9}", re.ASCII)
-
-
-class SlotCount(click.ParamType[int]):
-    """A number of slots, or a share of the cores: `4`, `50%`."""
-
-    name = "N"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int:
-        text = str(value).strip()
-        number = text.removesuffix("%")
-        slots = int(number) if _DIGITS.fullmatch(number) else 0
-        if slots and number != text:
-            slots = max(1, usable_cores() * slots // 100)
-        if not 1 <= slots <= SLOTS_MAX:
-            self.fail(
-                f"expected a number from 1 to {SLOTS_MAX}, or a share of the cores such as 50%, "
-                f"not {text!r}",
-                param,
-                ctx,
-            )
-        return slots
-
-
-def slots_option(*names: str) -> Callable[[CommandFunction], CommandFunction]:
-    """Return the option for the slots of workers that a command starts, by these names."""
-    return setting_option(
-        "worker.slots",
-        *names,
-        type=SlotCount(),
-        metavar="N",
-        show_default="one per core",
-        help="Tasks to run at once, in each worker: a number, or a share of the cores, as in 50%.",
-    )
 
 
 def _listen_default(
@@ -108,7 +76,7 @@ def _listen_default(
 
 
 def listen_option(command: CommandFunction) -> CommandFunction:
-    """Add --listen and --native-only, for commands that start a broker."""
+    """Add --listen, and for supervisors --native-only: open no endpoint of the settings."""
     listen = click.option(
         "--listen",
         multiple=True,
@@ -122,8 +90,8 @@ def listen_option(command: CommandFunction) -> CommandFunction:
         is_flag=True,
         is_eager=True,
         expose_value=False,
+        hidden=True,
         callback=store_option("native_only"),
-        help="Open the native socket only and ignore the settings.",
     )
     return listen(native_only(command))
 
@@ -133,7 +101,7 @@ page_option = setting_option(
     "--page",
     metavar="HOST:PORT",
     show_default=PAGE_ADDRESS,
-    help="Address of the page. If the port is taken, a free one is used.",
+    help="Address of the page, or none. If the port is taken, a free one is used.",
 )
 
 
@@ -220,3 +188,86 @@ def read_store(store: str) -> str:
         return kinds.STORE.read(store) if store else ""
     except InvalidValue as error:
         raise UserError(f"--store: {error}") from error
+
+
+#: The hidden ones are for supervisors. Users have TASKYARD_LOG_FORMAT and TASKYARD_LOG_LEVEL.
+_LOG_OPTIONS: Final = (
+    click.option(
+        "--log-format",
+        type=click.Choice(FORMATS),
+        cls=SettingOption,
+        envvar="TASKYARD_LOG_FORMAT",
+        expose_value=False,
+        callback=store_option("log_format"),
+        hidden=True,
+    ),
+    click.option(
+        "--log-level",
+        type=click.Choice(LEVELS),
+        cls=SettingOption,
+        envvar="TASKYARD_LOG_LEVEL",
+        expose_value=False,
+        callback=store_option("log_level"),
+        hidden=True,
+    ),
+    click.option(
+        "--log-file",
+        type=click.Path(path_type=Path, dir_okay=False),
+        metavar="FILE",
+        expose_value=False,
+        callback=store_option("log_file"),
+        show_default="stderr",
+        help="Log to this file. The settings log.format, log.level, log.size and log.files apply.",
+    ),
+)
+
+
+def log_options(command: CommandFunction) -> CommandFunction:
+    """Add the log options of a daemon. They are stored in the `CliContext`."""
+    for option in reversed(_LOG_OPTIONS):
+        command = option(command)
+    return command
+
+
+def open_log(cli_context: CliContext, process: str) -> LogWriter:
+    """Start the log of this process. It ends with the command, before its error is printed."""
+    settings = cli_context.settings().log
+    log_format = cli_context.log_format or settings.format
+    formatter = LineFormatter(process, as_json=log_format == "json")
+    path = cli_context.log_file
+    rotation = Rotation(settings.size_bytes, settings.files)
+    writer = LogWriter(formatter, StderrSink() if path is None else RotatedFile(path, rotation))
+    start_log(writer, level_number(log_level(cli_context)))
+    if path is not None or log_format == "json":
+        cli_context.log_info = logging.getLogger("taskyard.daemon").info
+    click.get_current_context().call_on_close(lambda: stop_log(writer))
+    return writer
+
+
+def log_level(cli_context: CliContext) -> str:
+    """Return the level by --log-level, -q, -v, the settings or the place of the log.
+
+    The settings are for daemons of their own. A supervisor gives its children the level.
+    """
+    if cli_context.log_level is not None:
+        return cli_context.log_level
+    if cli_context.quiet or cli_context.verbose:
+        return "error" if cli_context.quiet else "info"
+    level = None if cli_context.is_supervised else cli_context.settings().log.level
+    return level or ("warning" if cli_context.log_file is None else "info")
+
+
+def log_arguments(cli_context: CliContext) -> list[str]:
+    """Return the options by which children log like this process, to their stderr."""
+    log_format = cli_context.log_format or cli_context.settings().log.format
+    return ["--log-format", log_format, "--log-level", log_level(cli_context)]
+
+
+@contextmanager
+def children_logged(cli_context: CliContext, writer: LogWriter) -> Iterator[None]:
+    """Take the stderr of later children into the log file, if there is one."""
+    if cli_context.log_file is None:
+        yield
+        return
+    with captured_stderr(writer, cli_context.log_file):
+        yield

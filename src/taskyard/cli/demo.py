@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from taskyard.cli.format import escape_line
-from taskyard.cli.options import CliContext, json_option, quiet_option, verbose_option
+from taskyard.cli.options import CliContext
 from taskyard.cli.output import example, print_document
 from taskyard.cli.pipeline.documents import DemoCounts, DemoDocument, DemoLine
 from taskyard.cli.pipeline.group import SparkCommand
@@ -46,11 +46,8 @@ DIRECTORY: Final = "taskyard-demo"
     default=DIRECTORY,
     help="Working directory. The files of an earlier demo are replaced.",
 )
-@json_option
-@verbose_option
-@quiet_option
 @click.pass_obj
-def demo(cli_context: CliContext, *, tasks: int, out: Path, as_json: bool) -> ExitCode:
+def demo(cli_context: CliContext, *, tasks: int, out: Path) -> ExitCode:
     """Run a demonstration: a campaign, a broker crash and a report.
 
     Generates a campaign with a graph, with lanes and with a destination that fails at first. Spark
@@ -67,7 +64,7 @@ def demo(cli_context: CliContext, *, tasks: int, out: Path, as_json: bool) -> Ex
     cli_context.interrupt_message = "interrupted; all processes of the demo have ended"
     with stop_signals_as_interrupt():
         outcome = walkthrough.run(tasks, out, DemoOutput(cli_context))
-    if as_json:
+    if cli_context.as_json:
         print_document(_document(outcome))
     else:
         _print(outcome, out)

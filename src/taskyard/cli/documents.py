@@ -85,17 +85,6 @@ class ShowDocument(JsonDocument, tag="show"):
     why: str
 
 
-class ResultDocument(JsonDocument, tag="result"):
-    """`result`. Bytes that are not UTF-8 are in `result_base64`, and `result` is null."""
-
-    name: str
-    campaign: str
-    result: str | None
-    #: Whether only the end is kept.
-    truncated: bool
-    result_base64: bytes | UnsetType = UNSET
-
-
 class ResultsDocument(JsonDocument, tag="results"):
     """A line of `results`: a result, or the reason that there is none."""
 
@@ -229,8 +218,8 @@ class SubmitWaitDocument(JsonDocument, tag="submit"):
     reason: str | UnsetType = UNSET
 
 
-class BundleDocument(JsonDocument, tag="bundle"):
-    """`bundle`."""
+class BundleDocument(JsonDocument, tag="submit"):
+    """`submit --to`."""
 
     name: str
     campaign: str
@@ -239,8 +228,8 @@ class BundleDocument(JsonDocument, tag="bundle"):
     new: int
 
 
-class BundleWaitDocument(JsonDocument, tag="bundle"):
-    """`bundle --wait`."""
+class BundleWaitDocument(JsonDocument, tag="submit"):
+    """`submit --to --wait`."""
 
     name: str
     campaign: str
@@ -500,7 +489,7 @@ class ConfigService(Document):
     sets: list[str]
 
 
-class ConfigCheckDocument(JsonDocument, tag="config check"):
+class ConfigCheckDocument(JsonDocument, tag="config"):
     """`config check`."""
 
     file: str | None
@@ -564,7 +553,7 @@ class OutboxTask(Document):
     reason: str | None
 
 
-class StoreOutboxDocument(JsonDocument, tag="store outbox"):
+class StoreOutboxDocument(JsonDocument, tag="store init"):
     """`store outbox`. With --retry or --drop, the numbers of the rows that were changed."""
 
     tasks: list[OutboxTask]

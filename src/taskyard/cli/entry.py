@@ -17,9 +17,10 @@ from typing import Final, NoReturn
 import click
 
 from taskyard import __version__
+from taskyard.cli.command import usage_text
 from taskyard.cli.commands import COMMANDS, SUGGESTIONS, LazyGroup
 from taskyard.cli.format import escape_line
-from taskyard.cli.options import CliContext, config_option, verbose_option
+from taskyard.cli.options import CliContext
 from taskyard.cli.terminal import escaping_output
 from taskyard.errors import (
     ExitCode,
@@ -51,8 +52,6 @@ _FILE_ERRORS: Final = (OSError, UnusableFile, StateError)
     context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
 )
 @click.version_option(__version__, message="%(prog)s %(version)s")
-@config_option
-@verbose_option
 def taskyard() -> None:
     """Run campaigns of tasks durably on any number of workers."""
 
@@ -205,15 +204,12 @@ def _location(error: Exception) -> str:
 def _report_usage(
     error: click.ClickException, cli_context: CliContext, arguments: Sequence[str]
 ) -> int:
-    """Print a usage error as click does, or as a JSON document.
-
-    A usage error may precede the parsing of --json.
-    """
-    if cli_context.as_json or "--json" in arguments:
-        cli_context.as_json = True
-        return _print_error(UserError(error.format_message()), cli_context)
-    error.show()
-    return ExitCode.USAGE
+    """Print a usage error. It may precede the parsing of --json and -q."""
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        error.show()
+        return ExitCode.USAGE
+    cli_context.as_json = cli_context.as_json or "--json" in arguments
+    return _print_error(UserError(usage_text(error)), cli_context)
 
 
 def _report(error: TaskyardError, cli_context: CliContext) -> int:

@@ -1,16 +1,22 @@
 """`taskyard keys`: create, list and revoke access keys, and invite peers.
 
 Owns the output and the documents. A secret is written only to its file. It is printed only on
-request, by `keys invite --line`.
+request, by `keys invite --line`. An endpoint for all addresses of a machine is no address, and only
+the user can choose one that the other machine reaches: then the choice is printed.
 """
 
+from __future__ import annotations
+
 import shlex
+import socket
 import time
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from taskyard.cli.command import Group
 from taskyard.cli.daemon_options import DIALECT_SIDES, check_dialect
 from taskyard.cli.documents import (
     KeyRecord,
@@ -19,30 +25,27 @@ from taskyard.cli.documents import (
     KeysNewDocument,
     KeysRevokeDocument,
 )
-from taskyard.cli.invited_endpoints import invited_endpoints
-from taskyard.cli.options import (
-    CliContext,
-    json_option,
-    quiet_option,
-    state_option,
-    verbose_option,
-)
+from taskyard.cli.options import CliContext
 from taskyard.cli.output import example, moment_cell, print_document, print_table
 from taskyard.core.limits import SECOND_NS
-from taskyard.errors import UserError
+from taskyard.errors import UnusableEndpoint, UserError
 from taskyard.journal import schema, state_check
-from taskyard.net import invitations
+from taskyard.net import endpoints, invitations
 from taskyard.net.invitations import Invitation
 from taskyard.net.keyring import Keyring
 from taskyard.net.keys import KeyEntry, PeerKey, create_key_file
-from taskyard.wire.roles import Role
+from taskyard.process.broker_files import OpenListener, open_listeners
+from taskyard.wire.roles import Role, relayed_roles
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from taskyard.settings.loader import Settings
 
 _ROLES: Final = [role.value for role in Role]
 
 
-@click.group(no_args_is_help=True)
-@verbose_option
-@quiet_option
+@click.group(cls=Group, no_args_is_help=True)
 def keys() -> None:
     """Create, list and revoke access keys.
 
@@ -69,19 +72,12 @@ def keys() -> None:
     metavar="FILE",
     help="Key file. Must not exist. NAME.key if omitted.",
 )
-@state_option
-@json_option
-@verbose_option
-@quiet_option
 @click.pass_obj
-def new(  # noqa: PLR0913  # one per option
+def new(  # one per option
     cli_context: CliContext,
     name: str,
     roles: tuple[str, ...],
     out: Path | None,
-    state: Path,
-    *,
-    as_json: bool,
 ) -> None:
     """Create an access key and write it to a file.
 
@@ -90,13 +86,16 @@ def new(  # noqa: PLR0913  # one per option
     worker's key is bound to its name: the worker is called NAME or NAME/anything.
     """
     path = out or Path(f"{name}.key")
-    entry = _keyring(cli_context, state).create(name, map(Role, roles), path)
-    if as_json:
+    entry = _keyring(cli_context, cli_context.state_directory()).create(
+        name, map(Role, roles), path
+    )
+    if cli_context.as_json:
         print_document(KeysNewDocument(file=str(path), key=_record(entry)))
         return
     click.echo(f"{path}: key of {name} ({_roles_text(entry)}), the only copy")
     click.echo(f"use it:    {_usage_hint(entry, path)}")
-    click.echo(f"revoke it: taskyard keys revoke {name} --state {shlex.quote(str(state))}")
+    state = shlex.quote(str(cli_context.state_directory()))
+    click.echo(f"revoke it: taskyard keys revoke {name} --state {state}")
 
 
 def _usage_hint(entry: KeyEntry, path: Path) -> str:
@@ -108,11 +107,16 @@ def _usage_hint(entry: KeyEntry, path: Path) -> str:
 @keys.command(
     epilog=example(
         "keys invite worker gpu --broker tcp://head.example:6125",
-        "keys invite worker,relay site --dialect wmp --broker tcp://head.example:6014",
+        "keys invite --for wmp site --broker tcp://head.example:6014",
     )
 )
-@click.argument("roles", metavar="ROLE[,ROLE...]")
-@click.argument("name")
+@click.argument("words", nargs=-1, metavar="[ROLE[,ROLE...]] NAME")
+@click.option(
+    "--for",
+    "gateway",
+    metavar="DIALECT",
+    help="For a gateway of unmodified programs of this dialect, with the roles that they need.",
+)
 @click.option(
     "--broker",
     metavar="URL",
@@ -127,25 +131,22 @@ def _usage_hint(entry: KeyEntry, path: Path) -> str:
     help="Invitation file. Must not exist. NAME.invite if omitted.",
 )
 @click.option("--line", is_flag=True, help="Print the invitation as one line and write no file.")
-@state_option
-@json_option
-@verbose_option
-@quiet_option
 @click.pass_obj
 def invite(cli_context: CliContext, /, **given: Any) -> None:  # noqa: ANN401  # click's options
     """Create a key and an invitation for a peer on another machine.
 
     The invitation is a file (mode 0600) or a line with all that the peer needs: the endpoint, the
     broker's public key, and the peer's name, roles and secret. It is the only copy of the secret.
-    Move it over a secure channel. `taskyard worker --invite FILE` uses it there, and so do the
-    commands with --invite. It can replace a key file.
+    Move it over a secure channel. `taskyard join FILE` uses it there, and so do the commands with
+    --invite. It can replace a key file.
     """
-    roles, name, dialect = _read_roles(given["roles"]), given["name"], given["dialect"]
+    dialect = check_dialect(given["gateway"] or given["dialect"])
+    roles, name = _roles_and_name(given["words"], given["gateway"])
     if given["line"] and given["out"] is not None:
         raise UserError("--line and --out exclude each other")
     places = invited_endpoints(
         *(given["broker"], check_dialect(dialect), roles),
-        *(cli_context.settings(), given["state"]),
+        *(cli_context.settings(), cli_context.state_directory()),
     )
     path = None if given["line"] else given["out"] or Path(f"{name}.invite")
     issued: list[Invitation] = []
@@ -159,9 +160,11 @@ def invite(cli_context: CliContext, /, **given: Any) -> None:  # noqa: ANN401  #
         if path is not None:
             path.unlink(missing_ok=True)
 
-    entry = _keyring(cli_context, given["state"]).issue(name, roles, deliver, withdraw)
+    entry = _keyring(cli_context, cli_context.state_directory()).issue(
+        name, roles, deliver, withdraw
+    )
     line = invitations.format_line(issued[0]) if path is None else None
-    if given["as_json"]:
+    if cli_context.as_json:
         document = KeysInviteDocument(
             file=None if path is None else str(path),
             line=line,
@@ -174,8 +177,17 @@ def invite(cli_context: CliContext, /, **given: Any) -> None:  # noqa: ANN401  #
     click.echo(line or f"{path}: invitation of {name} ({_roles_text(entry)}), the only copy")
     cli_context.info(f"connects:  to {dialect} at {','.join(places)}")
     cli_context.info(f"use it:    {_invite_hint(entry, dialect, path)}")
-    state = shlex.quote(str(given["state"]))
+    state = shlex.quote(str(cli_context.state_directory()))
     cli_context.info(f"revoke it: taskyard keys revoke {name} --state {state}")
+
+
+def _roles_and_name(words: tuple[str, ...], gateway: str | None) -> tuple[list[Role], str]:
+    """Return the roles and the name of an invitation. Those of a gateway depend on the dialect."""
+    if len(words) != (1 if gateway else 2):
+        raise click.UsageError("give --for DIALECT and NAME, or ROLE and NAME")
+    if gateway is not None:
+        return [Role.RELAY, *relayed_roles(gateway)], words[0]
+    return _read_roles(words[0]), words[1]
 
 
 def _read_roles(given: str) -> list[Role]:
@@ -188,6 +200,9 @@ def _read_roles(given: str) -> list[Role]:
 def _invite_hint(entry: KeyEntry, dialect: str, path: Path | None) -> str:
     """Return the command that uses an invitation. A line is better passed by the environment."""
     is_worker = Role.WORKER in entry.roles
+    joins = Role.RELAY in entry.roles or (is_worker and dialect in ("dwork", "wmp"))
+    if path is not None and joins:
+        return f"taskyard join {shlex.quote(path.name)}"
     if Role.RELAY in entry.roles:
         place = ",".join(["tcp://127.0.0.1:PORT"] * DIALECT_SIDES[dialect])
         command = f"relay --listen {dialect}={place}"
@@ -205,15 +220,11 @@ def _invite_hint(entry: KeyEntry, dialect: str, path: Path | None) -> str:
 
 
 @keys.command("list", epilog=example("keys list --json"))
-@state_option
-@json_option
-@verbose_option
-@quiet_option
 @click.pass_obj
-def list_keys(cli_context: CliContext, state: Path, *, as_json: bool) -> None:
+def list_keys(cli_context: CliContext) -> None:
     """List all keys, including revoked ones, oldest first."""
-    entries = _keyring(cli_context, state).entries()
-    if as_json:
+    entries = _keyring(cli_context, cli_context.state_directory()).entries()
+    if cli_context.as_json:
         print_document(KeysListDocument(keys=[_record(entry) for entry in entries]))
         return
     rows = [
@@ -228,19 +239,15 @@ def list_keys(cli_context: CliContext, state: Path, *, as_json: bool) -> None:
 
 @keys.command(epilog=example("keys revoke ci-bot"))
 @click.argument("name")
-@state_option
-@json_option
-@verbose_option
-@quiet_option
 @click.pass_obj
-def revoke(cli_context: CliContext, name: str, state: Path, *, as_json: bool) -> None:
+def revoke(cli_context: CliContext, name: str) -> None:
     """Revoke a key at once.
 
     Connected peers are cut off: their next message is refused and they get no more replies. Tasks
     leased to a worker with this key return to the queue when the lease expires.
     """
-    entry = _keyring(cli_context, state).revoke(name)
-    if as_json:
+    entry = _keyring(cli_context, cli_context.state_directory()).revoke(name)
+    if cli_context.as_json:
         print_document(KeysRevokeDocument(key=_record(entry)))
         return
     click.echo(f"revoked the key of {name} ({_roles_text(entry)}, {entry.fingerprint})")
@@ -277,3 +284,88 @@ def _roles_text(entry: KeyEntry) -> str:
 
 def _cell(at_ns: int) -> str:
     return moment_cell(at_ns / SECOND_NS if at_ns else None, time.time())
+
+
+#: An address of the documentation range. Nothing is sent there: the system only chooses a route.
+_ELSEWHERE: Final = ("192.0.2.1", 9)
+
+
+def invited_endpoints(
+    given: str | None, dialect: str, roles: Sequence[Role], settings: Settings, state: Path
+) -> tuple[str, ...]:
+    """Return the endpoints that a peer connects to. Raises `UserError`.
+
+    Two for a relay of ping-pong, which has a backend and a frontend, and one for others.
+    """
+    count = DIALECT_SIDES[dialect] if Role.RELAY in roles else 1
+    if given is not None:
+        return _check_given(given, dialect, count)
+    listeners = [one for one in open_listeners(state) if one.dialect == dialect]
+    listeners += _configured(settings, dialect)
+    remote = [one for one in listeners if _is_remote(one)]
+    if not remote:
+        raise UserError(f"{dialect}: {_missing(listeners)} (give --broker tcp://HOST:PORT)")
+    sides = remote[0].endpoints
+    if count == 1 and len(sides) > 1:  # workers use the backend, clients the frontend
+        sides = sides[:1] if Role.WORKER in roles else sides[1:]
+    if remote[0].identity:
+        with suppress(UserError):  # it may be any text
+            return (endpoints.peer_endpoint(remote[0].identity),)
+    if any(endpoints.is_wildcard(endpoints.parse(one)) for one in sides):
+        choice = " or ".join(f"--broker {_with_host(sides, host)}" for host in _own_addresses())
+        raise UnusableEndpoint(
+            f"{dialect} at {','.join(sides)}: stands for all addresses of this machine (give the "
+            f"one that the peer reaches, such as {choice})"
+        )
+    return tuple(sides)
+
+
+def _check_given(given: str, dialect: str, count: int) -> tuple[str, ...]:
+    found = [endpoints.parse_places(one) for one in endpoints.split_endpoints(given)]
+    if not all(isinstance(place, endpoints.Tcp) for places in found for place in places):
+        raise UserError(f"--broker {given}: must be a TCP endpoint, as in tcp://HOST:PORT")
+    if len(found) != count:
+        wanted = "BACKEND,FRONTEND" if count > 1 else "one endpoint"
+        raise UserError(f"--broker {given}: expected {wanted} of {dialect}")
+    return tuple("+".join(map(str, places)) for places in found)
+
+
+def _configured(settings: Settings, dialect: str) -> Iterator[OpenListener]:
+    """Yield the listeners of a dialect in the settings, one for each socket."""
+    for name, found in settings.listen.items():
+        section = settings.listeners.get(name)
+        if dialect != (name if section is None else section.dialect):
+            continue
+        identity = (section.identity or "") if section is not None else ""
+        for places in [found] if DIALECT_SIDES[dialect] > 1 else [(one,) for one in found]:
+            yield OpenListener(dialect, tuple(places), identity)
+
+
+def _is_remote(listener: OpenListener) -> bool:
+    """Return whether other machines reach all endpoints of a listener, whose ports are fixed."""
+    places = [endpoints.parse(one) for one in listener.endpoints]
+    return all(
+        isinstance(one, endpoints.Tcp) and one.port and endpoints.is_remote(one) for one in places
+    )
+
+
+def _missing(listeners: Sequence[OpenListener]) -> str:
+    if not listeners:
+        return "no broker is running with such a listener, and the settings have none in [listen]"
+    places = ", ".join(dict.fromkeys(",".join(one.endpoints) for one in listeners))
+    return f"other machines can't reach {places}"
+
+
+def _with_host(places: Sequence[str], host: str) -> str:
+    """Return endpoints with another host, joined by commas."""
+    found = (endpoints.parse(one) for one in places)
+    return ",".join(f"tcp://{host}:{one.port}" for one in found if isinstance(one, endpoints.Tcp))
+
+
+def _own_addresses() -> list[str]:
+    """Return the name of this machine, and the address from which it reaches others."""
+    names = [socket.gethostname()]
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(_ELSEWHERE)
+        names.append(probe.getsockname()[0])
+    return names

@@ -1,4 +1,4 @@
-"""`taskyard load`: load a graph of tasks from a file, or only check the file."""
+"""Files of tasks: reading and checking them, and loading them into a running broker."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
-from taskyard.campaign.detection import Format
 from taskyard.campaign.formats import FileOptions
 from taskyard.campaign.lines import InvalidCampaign
 from taskyard.campaign.reader import (
@@ -22,17 +21,16 @@ from taskyard.campaign.submit_campaign import submit_campaign
 from taskyard.cli.connection import connect_client
 from taskyard.cli.documents import BadLine, LoadDocument, LoadDryRunDocument, LoadWaitDocument
 from taskyard.cli.format import escape_line, format_count
-from taskyard.cli.options import CliContext, broker_options, progress_option
-from taskyard.cli.output import example, print_document
+from taskyard.cli.options import CliContext
+from taskyard.cli.output import print_document
 from taskyard.cli.progress import ProgressBar
-from taskyard.cli.scopes import OnceOption
-from taskyard.cli.task_options import TaskKey, environment_options
+from taskyard.cli.task_options import task_keys
 from taskyard.cli.wait import report, wait_for, wait_target
 from taskyard.core.events import UnknownPolicy
 from taskyard.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from taskyard.campaign.rejects import RejectedRow
     from taskyard.campaign.shell_lines import SkippedLines
@@ -40,92 +38,31 @@ if TYPE_CHECKING:
 #: Bad lines that are printed. The others are counted, and --skip-bad writes them all.
 REJECTED_SHOWN_MAX: Final = 20
 
-#: Where --shell is kept until --format is read.
-_SHELL: Final = "taskyard.cli.load.shell"
-
 #: The most rejected lines in a document.
 REJECTED_LISTED_MAX: Final = 1000
 
 
-def format_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that name the format of a file. The parameter is `form`."""
-    command = click.option(
-        "--shell",
-        is_flag=True,
-        is_eager=True,
-        expose_value=False,
-        callback=_read_shell,
-        help="FILE has a shell command per line. Short for --format shell.",
-    )(command)
-    return click.option(
-        "--format",
-        "form",
-        type=click.Choice([one.value for one in Format]),
-        callback=_read_format,
-        help="File format. Detected if omitted.",
-    )(command)
-
-
-def _read_shell(context: click.Context, _: click.Parameter, value: bool) -> None:  # noqa: FBT001  # click's order
-    context.meta[_SHELL] = value
-
-
-def _read_format(context: click.Context, _: click.Parameter, value: str | None) -> Format | None:
-    form = Format(value) if value else None
-    if not context.meta[_SHELL]:
-        return form
-    if form not in (None, Format.SHELL):
-        raise UserError(f"--shell and --format {value} exclude each other")
-    return Format.SHELL
-
-
-@click.command(
-    epilog=example(
-        "load cmds.txt --dry-run",
-        "load campaign.jsonl --dry-run",
-        "load campaign.jsonl --wait",
-        "load workflow.json --replay --speedup 100",
-    )
-)
-@click.argument("file")
-@click.option("--dry-run", is_flag=True, help="Only check the file. Needs no broker.")
-@click.option(
-    "--campaign",
-    cls=OnceOption,
-    type=TaskKey("name", "NAME"),
-    help="Name of the campaign. The file name without suffix if omitted.",
-)
-@click.option(
-    "--skip-bad", is_flag=True, help="Skip rejected lines and write them to a file beside FILE."
-)
-@format_options
-@click.option(
-    "--replay", is_flag=True, help="WfCommons: sleep for the recorded run time of each task."
-)
-@click.option("--speedup", type=float, default=1.0, metavar="N", help="Replay N times as fast.")
-@click.option("--wait", is_flag=True, help="Wait until all tasks have settled.")
-@click.option(
-    "--wait-for-unknown",
-    is_flag=True,
-    help="Accept dependencies that are not submitted yet.",
-)
-@progress_option
-@environment_options
-@broker_options
-@click.pass_obj
-def load(cli_context: CliContext, /, file: str, campaign: str | None, **values: Any) -> ExitCode:  # noqa: ANN401
-    """Load a graph of tasks from a file.
-
-    Reads shell commands, one per line, or JSONL, CSV, Parquet, WfCommons, dwork's comma lines or a
-    transport control file of ZMailer. The format is detected by the file's suffix or first lines.
-    - is stdin. The whole file is checked first. If a line is rejected, the command prints
-    `FILE:LINE: reason`, submits nothing and exits 2. Loading the same file again has no effect.
-    """
-    campaign = campaign or default_campaign_name(file)
-    options = FileOptions(values["form"], values["replay"], values["speedup"], campaign)
+def load_file(cli_context: CliContext, file: str, values: dict[str, Any]) -> ExitCode:
+    """Load the tasks of a file into a running broker, or only check the file."""
+    campaign = values["campaign"] or default_campaign_name(file)
+    options = file_options(campaign, values)
     if values["dry_run"]:
         return _dry_run(cli_context, file, options, values)
     return _load(cli_context, file, campaign, options, values)
+
+
+def file_options(campaign: str, values: dict[str, Any]) -> FileOptions:
+    """Return how a file is read, with the defaults of its tasks. Raises `UserError`."""
+    speedup = values["speedup"]
+    if speedup is not None and not values["replay"]:
+        raise UserError("--speedup: needs --replay")
+    return FileOptions(
+        format=values["form"],
+        replay=values["replay"],
+        speedup=1.0 if speedup is None else speedup,
+        campaign=campaign,
+        defaults=task_keys(values),
+    )
 
 
 def _load(
@@ -245,12 +182,20 @@ def read_or_report(
     Bad lines are an error unless `skip_bad` is given.
     """
     loaded = read_campaign(file, options)
+    if not loaded.specs and not loaded.rejected:
+        raise UserError(f"{file}: no tasks in it ({_nothing(loaded)})")
     if loaded.rejected:
         explain_format(loaded)
         report_rejected(file, loaded.rejected, loaded.rejected, skip_bad=skip_bad)
     if not _is_named_by_suffix(loaded):
         cli_context.info(_format_line(loaded))
     return loaded
+
+
+def _nothing(loaded: LoadedCampaign) -> str:
+    """Return why a file has no tasks."""
+    skipped = skipped_text(loaded.skipped)
+    return f"skipped {skipped}" if skipped else "it is empty"
 
 
 def _is_named_by_suffix(loaded: LoadedCampaign) -> bool:

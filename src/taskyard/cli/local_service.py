@@ -26,10 +26,9 @@ from taskyard.cli.connection import (
     connect_to,
     removed_if_unused,
 )
-from taskyard.cli.daemon_options import allow_option, allow_pickle_option, slots_option
 from taskyard.cli.format import format_count
-from taskyard.cli.options import CliContext, CommandFunction, setting_option
-from taskyard.cli.resource_options import given_resource_options
+from taskyard.cli.options import CliContext
+from taskyard.cli.worker_options import given_resource_options, jobs_of_workers, local_machine
 from taskyard.core.resources import (
     CPUS,
     GPUS,
@@ -57,7 +56,7 @@ from taskyard.process.locks import (
 )
 from taskyard.process.machine import usable_cores
 from taskyard.process.supervisor import Supervisor, WorkerSpec, stop_signals_as_interrupt
-from taskyard.settings.keys import PROCESSES_MAX, SERVICES
+from taskyard.settings.keys import SERVICES
 from taskyard.worker.allow_list import is_module_allowed
 
 if TYPE_CHECKING:
@@ -65,7 +64,6 @@ if TYPE_CHECKING:
 
     from taskyard.client.internal import InternalClient
     from taskyard.core.resources import Resources
-    from taskyard.process.machine import Machine
 
 #: How often a command tries to replace the broker of another command.
 POLL_SECONDS: Final = 0.1
@@ -86,52 +84,36 @@ CANCEL_SECONDS: Final = 5.0
 _RUNNABLE: Final = ("delayed", "ready", "leased")
 UNSTARTED: Final = (TaskState.BLOCKED, TaskState.DELAYED, TaskState.READY)
 
-#: The parameters of `service_options`.
-_PARAMETERS: Final = ("workers", "worker_slots", "allow", "allow_pickle")
-
-
-def service_options(*slot_names: str) -> Callable[[CommandFunction], CommandFunction]:
-    """Return a decorator that adds the options of workers, with these names for the slots."""
-
-    def add_options(command: CommandFunction) -> CommandFunction:
-        for option in (
-            allow_pickle_option,
-            allow_option,
-            slots_option(*slot_names, "worker_slots"),
-            setting_option(
-                "worker.processes",
-                "--workers",
-                type=click.IntRange(1, PROCESSES_MAX),
-                metavar="N",
-                show_default="1",
-                help="Worker processes, unless a broker is running.",
-            ),
-        ):
-            command = option(command)
-        return command
-
-    return add_options
+#: The parameters of `service_options` without resources.
+_PARAMETERS: Final = ("workers", "jobs", "allow", "allow_pickle")
 
 
 def make_worker_spec(
-    values: dict[str, Any], services: Iterable[str], machine: Machine | None = None
+    cli_context: CliContext, values: dict[str, Any], services: Iterable[str]
 ) -> WorkerSpec:
-    """Return the workers of a service from the values of `service_options`.
-
-    `machine` has their resources. None: detected.
-    """
+    """Return the workers of a service from the values of `service_options`."""
     if values["allow_pickle"]:
         from taskyard.wire.pickled import PICKLE  # noqa: PLC0415  # few need it
 
         services = (PICKLE.decode(), *services)
     return WorkerSpec(
         workers=values["workers"],
-        slots=values["worker_slots"] or usable_cores(),
         allow=values["allow"],
         services=tuple(dict.fromkeys([*SERVICES, *services])),
         allow_pickle=values["allow_pickle"],
-        machine=machine,
+        machine=local_machine(values),
+        jobs=jobs_of_workers(cli_context.settings(), values["jobs"], max(1, values["workers"])),
     )
+
+
+def check_slots(subject: str, slots: int, worker_spec: WorkerSpec) -> None:
+    """Raise `UserError` if no worker of this command has the slots of a task."""
+    most = worker_spec.slots_of() or usable_cores()
+    if slots > most:
+        jobs = slots * worker_spec.workers
+        raise UserError(
+            f"{subject}: needs {slots} slots, but a local worker has {most} (give -j {jobs})"
+        )
 
 
 def check_workers(cli_context: CliContext, worker_spec: WorkerSpec) -> None:
@@ -152,13 +134,8 @@ def call_problem(call: str, allow: Sequence[str]) -> str:
     return f"is not allowed (give --allow {module})"
 
 
-def check_resources(
-    subject: str, needed: Resources, worker_spec: WorkerSpec, hint: str = ""
-) -> None:
-    """Raise `UserError` if no worker of this command has the resources of a task.
-
-    Without a hint, the error names a setting of workers for the first resource that they lack.
-    """
+def check_resources(subject: str, needed: Resources, worker_spec: WorkerSpec) -> None:
+    """Raise `UserError` if no worker of this command has the resources of a task."""
     workers = [worker_spec.share(number + 1).resources() for number in range(worker_spec.workers)]
     if any(fits(needed, dict(one)) for one in workers):
         return
@@ -166,22 +143,19 @@ def check_resources(
     missing = lacking(needed, dict(largest))
     raise UserError(
         f"{subject}: needs {format_resources(missing)}, but a local worker has "
-        f"{format_resources(largest)} ({hint or _resource_setting(*missing[0])})"
+        f"{format_resources(largest)} (give {_worker_option(*missing[0])})"
     )
 
 
-def _resource_setting(name: bytes, amount: int) -> str:
-    """Return how workers get an amount of a resource, for a message."""
+def _worker_option(name: bytes, amount: int) -> str:
+    """Return the option that gives workers an amount of a resource."""
     text = format_amount(name, amount)
     if name == MEMORY:
         text = format_bytes(amount, up=True).replace(" ", "").removesuffix("iB")
-    key, label = name.decode(errors="backslashreplace"), ""
-    if name not in (CPUS, GPUS, MEMORY):
-        key, label = "resource", f"{key}="
-    setting = "RESOURCES" if label else key.upper()
-    return (
-        f"set TASKYARD_WORKER_{setting}={label}{text}, or start `taskyard up --{key} {label}{text}`"
-    )
+    key = name.decode(errors="backslashreplace")
+    if name in (CPUS, GPUS, MEMORY):
+        return f"--worker-{key} {text}"
+    return f"--worker-resource {key}={text}"
 
 
 class LocalService:
@@ -489,7 +463,7 @@ def report_unused_options(cli_context: CliContext) -> None:
     """Report given options of workers, which have no effect on a running broker."""
     context = click.get_current_context()
     given = [
-        option.opts[0]
+        option.opts[-1]
         for option in context.command.params
         if option.name in _PARAMETERS
         and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE

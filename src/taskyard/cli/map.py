@@ -8,8 +8,9 @@ from __future__ import annotations
 import secrets
 import sys
 import time
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,191 +19,98 @@ import click
 from taskyard.campaign.task_spec import resources_of
 from taskyard.cli.connection import given_location, stream_parts
 from taskyard.cli.documents import MapSubmitDocument
-from taskyard.cli.failed_tasks import (
+from taskyard.cli.file_tasks import (
     EndedRows,
     FailedTasks,
     check_journal,
-    no_retry_failed_option,
-    retry_failed_only_option,
 )
 from taskyard.cli.format import escape_line, format_count
-from taskyard.cli.live_lines import LiveLines
 from taskyard.cli.local_service import (
+    CANCEL_SECONDS,
+    UNSTARTED,
     call_problem,
     check_resources,
+    check_slots,
     check_workers,
     local_service,
     make_worker_spec,
     own_state_in_task,
-    service_options,
 )
-from taskyard.cli.map_input import input_options, map_input
-from taskyard.cli.map_output import FUTURES_MAX, FailureCounter, FutureWindow, MapOutput
-from taskyard.cli.map_stop import MapStop
-from taskyard.cli.map_submit import kept_options, row_submitter
-from taskyard.cli.map_work import MapWork, print_commands, task_pattern
-from taskyard.cli.options import CliContext, GroupedCommand, broker_options, raw_option
+from taskyard.cli.map_input import map_input, one_input
+from taskyard.cli.map_output import FUTURES_MAX, FailureCounter, FutureWindow, LiveLines, MapOutput
+from taskyard.cli.map_work import MapWork, kept_options, print_commands, row_submitter, task_pattern
+from taskyard.cli.options import CliContext
 from taskyard.cli.output import (
-    example,
     print_document,
 )
-from taskyard.cli.output_directory import OutputDirectory, output_option
+from taskyard.cli.output_directory import OutputDirectory
 from taskyard.cli.progress import ProgressBar
-from taskyard.cli.resource_options import settings_machine
-from taskyard.cli.run_policy import EarlyStop, RunPolicy, StoppedEarly, run_policy_options
+from taskyard.cli.run_policy import EarlyStop, RunPolicy, StoppedEarly
 from taskyard.cli.task_options import (
     explain_refusal,
-    task_options,
+    is_readable,
     warn_unused_stdin,
 )
 from taskyard.core.model import Refusal
+from taskyard.core.states import TaskState
 from taskyard.errors import (
     ExitCode,
     NoBroker,
+    OutputClosed,
     Refused,
+    TaskyardError,
     UserError,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from concurrent.futures import Future as AnyFuture
 
     from taskyard.cli.input_rows import InputRow
     from taskyard.cli.local_service import LocalService
     from taskyard.cli.map_input import MapInput
+    from taskyard.cli.options import CliContext
     from taskyard.client.futures import Future
     from taskyard.client.internal import InternalClient
     from taskyard.process.supervisor import WorkerSpec
 
 
-#: The headings of the help. The options that most users need come first.
-_OPTION_GROUPS: Final = {
-    "Common options": (
-        *("lines", "csv", "worker_slots", "campaign", "dry_run", "tag", "output"),
-        *("retries", "time_limit", "max_failures"),
-    ),
-    "Input": (
-        *("jsonl", "array", "null", "colsep", "max_args", "pipe", "block", "stdin", "json_lines"),
-    ),
-    "Where it runs": ("state", "broker", "wait", "cwd", "env", "env_all", "no_env"),
-    "Output": ("keep_order", "line_buffer", "progress", "quiet", "json", "raw"),
-    "Steering": (
-        "no_retry_failed",
-        "retry_failed_only",
-        "timeout",
-        "finish_running",
-        "bell",
-        "notify",
-    ),
-    "Task": (
-        *("call", "payload", "slots", "cpus", "memory", "gpus", "resources", "backoff", "priority"),
-        *("lane", "service", "after", "wait_for_unknown", "due", "expiry", "inputs", "outputs"),
-        "final_exit_status",
-    ),
-    "Workers, if no broker is running": ("workers", "allow", "allow_pickle"),
-}
-
-#: Help of task options that is different here.
-_TASK_TEXTS: Final = {
-    "--campaign": "Name the campaign, to resume it, to add lines to it or to retry it.",
-    "--slots": "Slots that each task takes, of those that -j gives. For the number of tasks at "
-    "once, use -j.",
-}
+#: How long a first line of stdin is waited for before a broker is started.
+STDIN_SECONDS: Final = 0.1
 
 
-@click.command(
-    "map",
-    cls=GroupedCommand,
-    groups=_OPTION_GROUPS,
-    context_settings={"allow_interspersed_args": False, "max_content_width": 100},
-    epilog=example(
-        "map gzip -k ::: *.txt",
-        "map --lines photos.txt -- convert {} {.}.png",
-        "map --csv jobs.csv --campaign week-7 -- resize {file} --width {width}",
-        "map ./simulate --seed {1} --size {2} ::: 1 2 3 ::: small large",
-        "map --pipe -- wc -l < access.log",
-    ),
-)
-@click.argument("argv", nargs=-1, metavar="[--] COMMAND... [::: VALUE...]...")
-@input_options
-@click.option("--dry-run", is_flag=True, help="Print the commands and run nothing.")
-@click.option(
-    "--wait/--no-wait",
-    default=True,
-    help="Wait for results, or only submit to a running broker.",
-)
-@click.option(
-    "--keep-order/--as-completed",
-    default=True,
-    help="Print results in the order of the input or as tasks settle.",
-)
-@click.option("--tag", is_flag=True, help="Begin every line of output with its input and a tab.")
-@click.option("--line-buffer", is_flag=True, help="Print lines of running tasks as they arrive.")
-@output_option
-@service_options("-j", "-P", "--jobs")
-@no_retry_failed_option
-@retry_failed_only_option
-@run_policy_options
-@partial(task_options, texts=_TASK_TEXTS)
-@raw_option
-@broker_options
-@click.pass_obj
-def map_rows(
-    cli_context: CliContext,
-    /,
-    argv: tuple[str, ...],
-    *,
-    dry_run: bool,
-    wait: bool,
-    keep_order: bool,
-    **values: Any,  # noqa: ANN401  # input and task options
-) -> ExitCode:
-    """Run a command for every line of input, or for lists of values.
-
-    \b
-    {}   the line, or all values       {1} {2} {-1}  a value: first, second, last
-    {#}  its number                    {column}      a column or field
-    {.}  the line without extension    {//}          its directory
-    {/}  its base name                 {/.}          base name without extension
-
-    {1/} is a part of a value. {{name}} is a literal {name}. Any other {name} is an error. Other
-    braces, as in awk '{print $1}', are left alone. --lane, --cwd, --env, --after,
-    --inputs and --outputs take templates too.
-
-    Uses the broker that runs on the state directory, or its own, with workers, until the end.
-
-    ::: VALUES and :::: FILES after the command are lists, as in GNU parallel: several give all
-    combinations, :::+ and ::::+ link a list to the one before. Without a template the line or the
-    values are appended to the command.
-
-    Stdout of the commands goes to stdout, also of those that failed. Their stderr and the failures
-    go to stderr. With -q, only the failures do. Exit 1 if a task failed, 5 if tasks were cancelled
-    and none failed. With --campaign, a line is recognised by its text: add, remove or reorder
-    lines, run it again, and only new lines run, and lines whose tasks failed or were cancelled.
-    With --retry-failed-only, failed tasks run again as they were submitted. Command and input are
-    not read.
-    """  # noqa: D301  # click's mark for lines that it keeps
+def run_rows(cli_context: CliContext, argv: Sequence[str], values: dict[str, Any]) -> ExitCode:
+    """Run a command for each row of the input, or print what would run."""
     if values["retry_failed_only"]:
-        _check_retry(values, dry_run=dry_run, wait=wait)
-        return _retry_failed(cli_context, values, keep_order=keep_order)
-    source = map_input(argv, values, lambda line: cli_context.warn(f"warning: {line}"))
+        _check_retry(values)
+        return _retry_failed(cli_context, values)
+    if values.get("is_one"):
+        source = one_input(argv)
+    else:
+        source = map_input(argv, values, lambda line: cli_context.warn(f"warning: {line}"))
     work = MapWork(source, values)
-    if dry_run:
+    if values["dry_run"]:
         return print_commands(cli_context, source, work, values)
     _mention_stdin(cli_context, values, is_input=source.is_stdin)
-    return _run(cli_context, source, work, values, wait=wait, keep_order=keep_order)
+    if not source.is_stdin or is_readable(STDIN_SECONDS):
+        rows = source.rows()
+        with EarlyStop(RunPolicy.of(values)):  # the rest of the first line may take long
+            first = next(rows, None)
+        if first is not None:
+            work.encode(first)  # an error comes before anything is started
+        elif not cli_context.as_json:
+            cli_context.info("no input: nothing to run")
+            return ExitCode.OK
+        given = chain(() if first is None else (first,), rows)
+        source = source._replace(rows=lambda: given)
+    return _run(cli_context, source, work, values)
 
 
-def _run(  # noqa: PLR0913  # the last ones are named
-    cli_context: CliContext,
-    source: MapInput,
-    work: MapWork,
-    values: dict[str, Any],
-    *,
-    wait: bool,
-    keep_order: bool,
+def _run(
+    cli_context: CliContext, source: MapInput, work: MapWork, values: dict[str, Any]
 ) -> ExitCode:
     """Submit a task per row of the input, and wait for them."""
+    wait = values["wait"]
     campaign = values["campaign"] or f"map-{secrets.token_hex(5)}"
     spec = _worker_spec(cli_context, values)
     policy, began = RunPolicy.of(values), time.monotonic()
@@ -212,7 +120,7 @@ def _run(  # noqa: PLR0913  # the last ones are named
         local_service(
             cli_context,
             spec,
-            check_own=partial(_check_own, cli_context, values, spec, wait=wait),
+            check_own=partial(_check_own, cli_context, values, spec),
             early_workers=True,
             finish_running=policy.finish_running,
         ) as service,
@@ -229,23 +137,23 @@ def _run(  # noqa: PLR0913  # the last ones are named
             futures = (future for _, future in rows)
             with stop.stopping():
                 return _submit(cli_context, service.client, campaign, futures, tasks_max)
-        output = _open_output(cli_context, service.client, campaign, values)
+        output = open_output(cli_context, service.client, campaign, values)
         with stop.stopping(), output as answer:
             window = FutureWindow(
-                answer.write, answer.flush, in_order=keep_order, futures_max=tasks_max
+                answer.write, answer.flush, in_order=values["keep_order"], futures_max=tasks_max
             )
-            _print_results(answer, window, rows, stop, ended)
+            print_results(answer, window, rows, stop, ended)
     policy.announce(cli_context, answer.summary(time.monotonic() - began))
     return answer.exit_code()
 
 
-def _check_retry(values: dict[str, Any], *, dry_run: bool, wait: bool) -> None:
+def _check_retry(values: dict[str, Any]) -> None:
     """Raise `UserError` for options that need the input, or waiting."""
     if not values["campaign"]:
         raise UserError("--retry-failed-only: needs --campaign")
     for option, is_given in (
-        ("--dry-run", dry_run),
-        ("--no-wait", not wait),
+        ("--dry-run", values["dry_run"]),
+        ("--no-wait", not values["wait"]),
         ("--tag", values["tag"]),
         ("--no-retry-failed", values["no_retry_failed"]),
     ):
@@ -253,7 +161,7 @@ def _check_retry(values: dict[str, Any], *, dry_run: bool, wait: bool) -> None:
             raise UserError(f"--retry-failed-only and {option} exclude each other")
 
 
-def _retry_failed(cli_context: CliContext, values: dict[str, Any], *, keep_order: bool) -> ExitCode:
+def _retry_failed(cli_context: CliContext, values: dict[str, Any]) -> ExitCode:
     """Retry the failed tasks of a campaign, and print their results."""
     campaign, policy, began = values["campaign"], RunPolicy.of(values), time.monotonic()
     spec = _worker_spec(cli_context, values)
@@ -275,18 +183,18 @@ def _retry_failed(cli_context: CliContext, values: dict[str, Any], *, keep_order
             futures = client.futures([*failed, *behind])
             service.report_others(campaign)
             service.start_workers()
-        with stop.stopping(), _open_output(cli_context, client, campaign, values) as answer:
-            window = FutureWindow(answer.write, answer.flush, in_order=keep_order)
+        with stop.stopping(), open_output(cli_context, client, campaign, values) as answer:
+            window = FutureWindow(answer.write, answer.flush, in_order=values["keep_order"])
             rows = ((None, future) for future in futures)
-            _print_results(answer, window, rows, stop)
+            print_results(answer, window, rows, stop)
     policy.announce(cli_context, answer.summary(time.monotonic() - began))
     return answer.exit_code()
 
 
 def _worker_spec(cli_context: CliContext, values: dict[str, Any]) -> WorkerSpec:
-    """Return the workers of this command. The options for resources are those of tasks."""
+    """Return the workers of this command."""
     services = [values["service"]] if values["service"] else []
-    return make_worker_spec(values, services, settings_machine(cli_context.settings()))
+    return make_worker_spec(cli_context, values, services)
 
 
 def _announce_campaign(
@@ -298,7 +206,7 @@ def _announce_campaign(
 ) -> MapStop:
     """Print the campaign if its name is generated. Return how it is stopped."""
     is_named = bool(values["campaign"])
-    if not is_named:
+    if not is_named and not values.get("is_one"):
         cli_context.info(f"campaign {campaign}")
     service.report_others(campaign)
     stop = MapStop(cli_context, service, campaign, policy, is_named=is_named)
@@ -325,12 +233,10 @@ def _mention_stdin(cli_context: CliContext, values: dict[str, Any], *, is_input:
         cli_context.info("reading lines from the terminal: end them with Ctrl-D")
 
 
-def _check_own(
-    cli_context: CliContext, values: dict[str, Any], spec: WorkerSpec, *, wait: bool
-) -> None:
+def _check_own(cli_context: CliContext, values: dict[str, Any], spec: WorkerSpec) -> None:
     """Raise an error if the tasks could never run on a broker and workers of this command."""
     for option, problem in (
-        ("--no-wait", "" if wait else "leaves the tasks to a running broker"),
+        ("--no-wait", "" if values["wait"] else "leaves the tasks to a running broker"),
         ("--payload", "" if values["payload"] is None else "needs a worker of your own"),
     ):
         if problem:
@@ -340,8 +246,7 @@ def _check_own(
     if call is not None and (problem := call_problem(call, spec.allow)):
         raise UserError(f"--call {call}: {problem}")
     slots = int(values["slots"] or 1)
-    if spec.slots is not None and slots > spec.slots:
-        raise UserError(f"--slots {slots}: a worker has {spec.slots} slots (give --jobs {slots})")
+    check_slots(f"--slots {slots}", slots, spec)
     check_resources("a task", resources_of(task_pattern("", values)), spec)
 
 
@@ -368,7 +273,7 @@ _NUMBER_USED: Final = (
 
 
 @contextmanager
-def _open_output(
+def open_output(
     cli_context: CliContext, client: InternalClient, campaign: str, values: dict[str, Any]
 ) -> Iterator[MapOutput]:
     """Open the output of a map: live with --line-buffer, and with the directory of --output."""
@@ -376,6 +281,8 @@ def _open_output(
     counts, ends_lines = partial(_campaign_counts, client, campaign), _ends_lines(values)
     output = MapOutput(cli_context, campaign, parts, counts=counts, ends_lines=ends_lines)
     output.prints_results, output.has_tags = values["call"] is None, values["tag"]
+    output.is_shown = not values["quiet_output"]
+    output.has_summary = not values.get("is_one")
     output.retry_hint = _retry_hint(cli_context, campaign, values)
     if values["line_buffer"]:
         if cli_context.as_json:
@@ -413,7 +320,7 @@ def _campaign_counts(client: InternalClient, campaign: str) -> dict[str, int]:
     return found[0] if found else {}
 
 
-def _print_results(
+def print_results(
     answer: MapOutput,
     window: FutureWindow,
     rows: Iterable[tuple[InputRow | None, Future]],
@@ -486,3 +393,97 @@ def _submit(
             f"campaign {escape_line(campaign)}: {format_count(number, 'task')} submitted", err=True
         )
     return ExitCode.OK
+
+
+class MapStop:
+    """Stops the tasks of a map whose block ends with an error."""
+
+    def __init__(
+        self,
+        cli_context: CliContext,
+        service: LocalService,
+        campaign: str,
+        policy: RunPolicy,
+        *,
+        is_named: bool,
+    ) -> None:
+        self._cli_context = cli_context
+        self._service = service
+        self._campaign = campaign
+        self.policy = policy
+        #: Whether the user named the campaign.
+        self._is_named = is_named
+        #: Whether its tasks are stopped.
+        self._is_done = False
+
+    @contextmanager
+    def stopping(self) -> Iterator[None]:
+        """Stop the tasks of a block that raises, unless they are stopped.
+
+        Raises `OutputClosed` if the reader of stdout has stopped.
+        """
+        if not self._is_named:
+            self._service.mark_temporary(self._campaign)
+        try:
+            yield
+            self._service.unmark_temporary()
+        except BaseException as error:
+            is_input_wrong = isinstance(error, UserError)
+            with suppress(TaskyardError):  # the first error is reported
+                if not self._service.is_lasting or (is_input_wrong and not self._is_named):
+                    self._stop_tasks()
+                if is_input_wrong and self._is_named:
+                    self._report_unfinished()
+            if isinstance(error, BrokenPipeError):
+                raise OutputClosed(self.message("stdout was closed")) from None
+            raise
+
+    def end_output(self, answer: MapOutput, window: FutureWindow, error: BaseException) -> None:
+        """Stop the tasks, and print the results of those that have settled by then.
+
+        An interrupt ends the output at once, unless running tasks shall finish.
+        """
+        stopped = error if isinstance(error, StoppedEarly) else None
+        if stopped is None and self._service.is_lasting:
+            return
+        is_printed = stopped is not None or self.policy.finish_running
+        if is_printed:
+            answer.stop(stopped)
+        self._stop_tasks()
+        if is_printed:
+            answer.set_unfinished(window.finish_settled())
+
+    def _stop_tasks(self) -> None:
+        if self._is_done:
+            return
+        self._is_done = True
+        self._service.stop_campaign(
+            self._campaign,
+            finish_running=self.policy.finish_running,
+            is_resumable=self._is_named,
+        )
+        self._service.unmark_temporary()
+
+    def _report_unfinished(self) -> None:
+        """Report the tasks that were submitted before an error of the input, if there are any."""
+        counts = self._service.client.counts(self._campaign, CANCEL_SECONDS)
+        unfinished = sum(counts[state.name.lower()] for state in (*UNSTARTED, TaskState.LEASED))
+        if unfinished:
+            tasks = format_count(unfinished, "unfinished task")
+            campaign = escape_line(self._campaign)
+            self._cli_context.info(f"campaign {campaign} has {tasks}: {self._remedy()}")
+
+    def message(self, cause: str) -> str:
+        """Return why the map ended, and what happens to its tasks."""
+        if self._service.is_lasting:
+            return f"{cause}; submitted tasks continue: {self._remedy()}"
+        if self._is_named:
+            return f"{cause}; unfinished tasks are kept: {self._remedy()}"
+        return f"{cause}; unfinished tasks are cancelled (give --campaign to resume them later)"
+
+    def _remedy(self) -> str:
+        """Return the commands for tasks that are left."""
+        campaign = escape_line(self._campaign)
+        resume = f"the same `taskyard map --campaign {campaign}` resumes"
+        cancel = f"`taskyard cancel --campaign {campaign}` cancels them, "
+        return f"{cancel if self._service.is_lasting else ''}{resume}"

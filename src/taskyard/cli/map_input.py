@@ -6,6 +6,7 @@ Checks which options go together. Opens nothing before the rows are read.
 from __future__ import annotations
 
 import re
+import shlex
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -20,25 +21,27 @@ from taskyard.campaign.lines import (
     open_input,
 )
 from taskyard.campaign.values import shown
-from taskyard.cli.input_rows import InputRow, placed_texts, rows
-from taskyard.cli.templates import RowShape
-from taskyard.cli.value_lists import (
+from taskyard.cli.input_rows import (
+    InputRow,
     ListFormat,
     array_indexes,
     array_rows,
     column_rows,
     grouped_rows,
     list_rows,
+    placed_texts,
+    rows,
     split_lists,
 )
+from taskyard.cli.templates import RowShape, template_keys
 from taskyard.core.limits import PAYLOAD_BYTES_MAX
 from taskyard.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from taskyard.cli.input_rows import ValueList
     from taskyard.cli.options import CommandFunction
-    from taskyard.cli.value_lists import ValueList
 
 #: The largest block. In base64 it takes a third more, and the command needs some room.
 BLOCK_BYTES_MAX: Final = PAYLOAD_BYTES_MAX * 3 // 4 - 64 * 1024
@@ -253,6 +256,17 @@ def _list_input(
     shape = RowShape("columns", columns, must_be_used=not values["stdin"])
     is_stdin = any(one.path == STDIN for one in lists)
     return MapInput(tuple(words), shape, read, is_stdin, is_appended=not values["stdin"])
+
+
+def one_input(words: Sequence[str]) -> MapInput:
+    """Return the input of one task, which has no values."""
+    shape = RowShape("indexes", must_be_used=False)
+    if keys := template_keys(words, shape):
+        text = "{" + keys[0] + "}"
+        hint = "add ::: VALUES or --lines FILE, or pipe lines into `taskyard map`"
+        raise UserError(f"{text}: there are no values ({hint})")
+    row = InputRow(1, "command", shlex.join(words), None)
+    return MapInput(tuple(words), shape, lambda: iter((row,)))
 
 
 def _block_input(words: Sequence[str], path: str, block_bytes: int) -> MapInput:

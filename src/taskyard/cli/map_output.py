@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 import click
 
 from taskyard.cli.documents import DOCUMENT_VERSION, MapTask
-from taskyard.cli.format import escape_line, shorten_middle
+from taskyard.cli.format import escape_line, full_name, shorten_middle
 from taskyard.cli.output import encode_json, text_or_base64, write_bytes, write_lines
 from taskyard.cli.progress import ProgressBar, format_counts
 from taskyard.cli.run_policy import RunSummary, StoppedEarly
 from taskyard.core.blobs import Result
+from taskyard.core.states import TaskState
 from taskyard.errors import (
     BytesDamaged,
     BytesMissing,
@@ -38,10 +39,10 @@ if TYPE_CHECKING:
     from concurrent.futures import Future as AnyFuture
 
     from taskyard.cli.input_rows import InputRow
-    from taskyard.cli.live_lines import LiveLines
     from taskyard.cli.options import CliContext
     from taskyard.cli.run_policy import EarlyStop
     from taskyard.client.futures import Future
+    from taskyard.client.internal import InternalClient
 
 #: The most failures that are printed. The others are only counted.
 FAILURES_SHOWN: Final = 20
@@ -99,6 +100,10 @@ class MapOutput:
         self.copy_to: Callable[[str], None] | None = None
         #: Prints lines of running tasks, with --line-buffer.
         self.live: LiveLines | None = None
+        #: Whether outputs are printed, not only failures.
+        self.is_shown = True
+        #: Whether counts are printed at the end.
+        self.has_summary = True
         #: Whether lines of a task's output begin with its input.
         self.has_tags = False
         #: The inputs of unsettled tasks, by full name.
@@ -110,7 +115,7 @@ class MapOutput:
         self._counts: Counter[str] = Counter()
         self._truncated = 0
         self._total: int | None = None
-        self._stopped: StoppedEarly | None = None
+        self.stopped: StoppedEarly | None = None
         #: Whether the output ends before all tasks have settled.
         self._is_cut = False
         self._bar = ProgressBar(cli_context, campaign, drawn=not sys.stdout.isatty())
@@ -147,7 +152,7 @@ class MapOutput:
             }
             click.echo(f"\n],{encode_json(end).decode()[1:]}")
         self.flush()  # the last result comes before the summary, and its reader may have stopped
-        if self._cli_context.quiet:
+        if self._cli_context.quiet or not self.has_summary:
             return
         truncated = f", {self._truncated:,} truncated" if self._truncated else ""
         click.echo(
@@ -157,7 +162,7 @@ class MapOutput:
             click.echo(self.retry_hint, err=True)
 
     def _stop_reason(self) -> str:
-        return "" if self._stopped is None else str(self._stopped)
+        return "" if self.stopped is None else str(self.stopped)
 
     # Called by the main thread.
 
@@ -175,7 +180,7 @@ class MapOutput:
 
         An interrupt has no error.
         """
-        self._stopped, self._is_cut = error, True
+        self.stopped, self._is_cut = error, True
         if error is not None and not self._cli_context.quiet:
             self._bar.print_above(f"taskyard: {escape_line(str(error))}")
 
@@ -194,10 +199,13 @@ class MapOutput:
         self._truncated += is_truncated
         if self._cli_context.as_json:
             self._write_json(future, state, value, reason)
-        else:
+        elif self.is_shown:
             self._write_result(future.full_name, value)
-        has_run = state in ("done", "failed")
-        if has_run and future.has_stderr and not self._cli_context.quiet:
+        has_run, is_shown = (
+            state in ("done", "failed"),
+            self.is_shown and not self._cli_context.quiet,
+        )
+        if has_run and future.has_stderr and is_shown:
             self._write_stderr(future.full_name, state)
         is_counted_only = self._cli_context.as_json or (self._is_cut and state == "cancelled")
         if reason and (is_truncated or not is_counted_only):
@@ -313,8 +321,8 @@ class MapOutput:
         return RunSummary(self._campaign, self.exit_code(), round(seconds, 3), counts, reason)
 
     def exit_code(self) -> ExitCode:
-        if self._stopped is not None:
-            return self._stopped.exit_code
+        if self.stopped is not None:
+            return self.stopped.exit_code
         if self._counts["failed"] or self._counts["blocked"] or self._truncated:
             return ExitCode.TASK_FAILED
         return ExitCode.CANCELLED if self._counts["cancelled"] else ExitCode.OK
@@ -483,3 +491,70 @@ class FutureWindow:
             first: Any = [future, self._stop]
             concurrent.futures.wait(first, return_when=concurrent.futures.FIRST_COMPLETED)
         return future.done()
+
+
+#: How often running tasks are asked for.
+LIVE_POLL_SECONDS: Final = 0.5
+
+
+class _Position(NamedTuple):
+    """How much of an attempt is printed."""
+
+    attempt: int
+    offset: int
+
+
+class LiveLines:
+    """Prints lines of a campaign's running tasks. A context manager."""
+
+    def __init__(
+        self, client: InternalClient, campaign: str, write: Callable[[str, bytes], None]
+    ) -> None:
+        """Prepare the thread. It calls `write` with a task's full name and whole lines."""
+        self._client = client
+        self._campaign = campaign
+        self._write = write
+        self._positions: dict[str, _Position] = {}
+        #: Held while something is printed.
+        self.lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="taskyard-lines", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self._thread.join()
+
+    def printed(self, name: str) -> int:
+        """Return how many bytes of a settled task's last attempt are printed. Hold the lock."""
+        position = self._positions.pop(name, None)
+        if position is None:
+            return 0
+        is_last = self._client.output_page(name, count=1).attempt == position.attempt
+        return position.offset if is_last else 0
+
+    def _run(self) -> None:
+        from taskyard.client.requests import scope_of  # noqa: PLC0415  # not for `--help`
+
+        scope = scope_of(campaign=self._campaign, states=[TaskState.LEASED])
+        while not self._stopping.wait(LIVE_POLL_SECONDS):
+            try:
+                for view in self._client.tasks(scope):
+                    self._poll(full_name(view))
+            except (TaskyardError, BrokenPipeError):
+                return  # the main thread reports it
+
+    def _poll(self, name: str) -> None:
+        """Print the whole lines that a running task has written since the last time."""
+        with self.lock:
+            attempt, offset = self._positions.get(name, (None, 0))
+            page = self._client.output_page(name, offset)
+            if attempt not in (None, page.attempt):  # it was retried
+                offset, page = 0, self._client.output_page(name)
+            lines = page.data[: page.data.rfind(b"\n") + 1]
+            if lines and page.live:
+                self._write(name, lines)
+                self._positions[name] = _Position(page.attempt, offset + len(lines))

@@ -1,14 +1,15 @@
-"""Options that several commands share, and the context of a call.
+"""The context of a call, and the options that every command accepts.
 
-An option either stores its value in the `CliContext`, so that it may stand before or after the
-command, or it takes its default from the settings.
+A common option stores its value in the `CliContext`, so it may stand before or after the command.
+`command.py` adds them to every command. Their help is the topic `connection`.
 """
 
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -132,6 +133,16 @@ class CliContext:
             raise UserError(f"--key: {len(self.keys)} files, but this command uses one")
         return self.keys[0] if self.keys else None
 
+    def state_directory(self) -> Path:
+        """Return the given state directory, or that of the settings. Raises `InvalidSettings`.
+
+        A given settings file must be valid.
+        """
+        if self.state is not None and self.config is None:
+            return self.state
+        found = Path(self.settings().value("broker.state"))
+        return self.state or found
+
     def info(self, line: str) -> None:
         """Print a message on stderr unless --quiet is given. Ignores a closed pipe or terminal.
 
@@ -201,36 +212,21 @@ class CliContext:
         return load(self.config or self.settings().file)
 
 
-def _set_verbose(context: click.Context, _option: click.Parameter, given: bool) -> None:  # noqa: FBT001  # click's signature
+def _set_flag(context: click.Context, option: click.Parameter, given: object) -> object:
+    """Store a flag in the `CliContext` by its name."""
     if given:
-        context.ensure_object(CliContext).verbose = True
+        setattr(context.ensure_object(CliContext), str(option.name), True)
+    return given
 
 
-verbose_option = click.option(
-    "-v",
-    "--verbose",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_set_verbose,
-    help="Print the traceback of an error too.",
-)
+def store_option(name: str) -> Callable[[click.Context, click.Parameter, object], None]:
+    """Return a click callback that stores the value in the `CliContext`."""
 
+    def store_option(context: click.Context, _option: click.Parameter, given: object) -> None:
+        if given:
+            setattr(context.ensure_object(CliContext), name, given)
 
-def _set_quiet(context: click.Context, _option: click.Parameter, given: bool) -> None:  # noqa: FBT001  # click's signature
-    if given:
-        context.ensure_object(CliContext).quiet = True
-
-
-quiet_option = click.option(
-    "-q",
-    "--quiet",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_set_quiet,
-    help="Print no progress messages.",
-)
+    return store_option
 
 
 def _set_progress(
@@ -252,44 +248,6 @@ progress_option = click.option(
 )
 
 
-def store_option(name: str) -> Callable[[click.Context, click.Parameter, object], None]:
-    """Return a click callback that stores the value in the `CliContext`."""
-
-    def store_option(context: click.Context, _option: click.Parameter, given: object) -> None:
-        if given:
-            setattr(context.ensure_object(CliContext), name, given)
-
-    return store_option
-
-
-class GroupedCommand(click.Command):
-    """A command whose help lists the options under headings."""
-
-    #: The names of the options under each heading. The rest comes last.
-    groups: Mapping[str, Sequence[str]]
-
-    def __init__(
-        self,
-        *arguments: Any,  # noqa: ANN401  # click's own signature
-        groups: Mapping[str, Sequence[str]],
-        **settings: Any,  # noqa: ANN401
-    ) -> None:
-        super().__init__(*arguments, **settings)
-        self.groups = groups
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        records = {
-            one.name: record
-            for one in self.get_params(ctx)
-            if isinstance(one, click.Option) and (record := one.get_help_record(ctx))
-        }
-        grouped = {name for names in self.groups.values() for name in names}
-        rest = [name for name in records if name not in grouped]
-        for heading, names in {**self.groups, "Other options": rest}.items():
-            with formatter.section(heading):
-                formatter.write_dl([records[name] for name in names if name in records])
-
-
 class SettingOption(click.Option):
     """An option whose environment variable is shown in the help. The settings read it."""
 
@@ -298,20 +256,6 @@ class SettingOption(click.Option):
 
     def resolve_envvar_value(self, ctx: click.Context) -> None:  # click's signature
         """Leave the variable to the settings, which check it and report its origin."""
-
-
-config_option = click.option(
-    "--config",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    cls=SettingOption,
-    envvar="TASKYARD_CONFIG",
-    show_default="nearest taskyard.toml, here or in a parent",
-    is_eager=True,
-    expose_value=False,
-    callback=store_option("config"),
-    help="Settings file.",
-)
 
 
 def setting_option(
@@ -335,68 +279,38 @@ def setting_option(
     return click.option(*names, cls=SettingOption, callback=choose, **more)
 
 
-#: The default of --state, for the help.
-NEAREST_STATE: Final = "nearest .taskyard, here or in a parent"
-
-
-def state_option(command: CommandFunction) -> CommandFunction:
-    """Add --state, for commands that work on a state directory themselves."""
-    option = setting_option(
-        "broker.state",
-        "--state",
-        envvar="TASKYARD_STATE",
-        show_default=NEAREST_STATE,
-        type=click.Path(path_type=Path, readable=False),
-        metavar="DIR",
-        help="State directory.",
-    )
-    return config_option(option(command))
-
-
-def _broker_state_option(**more: Any) -> Callable[[CommandFunction], CommandFunction]:  # noqa: ANN401  # options of click
-    return click.option(
-        "--state",
-        cls=SettingOption,
-        envvar="TASKYARD_STATE",
-        show_default=NEAREST_STATE,
-        type=click.Path(path_type=Path, readable=False),
-        metavar="DIR",
-        help="State directory of the broker.",
-        **more,
-    )
-
-
-#: For the options of workers, which may have several brokers.
-_SEVERAL: Final = " Repeatable for several brokers."
-
-#: For `worker`.
-broker_state_option = _broker_state_option()
-
-
-def _key_option(repeated: str) -> Callable[[CommandFunction], CommandFunction]:
-    return click.option(
-        "--key",
-        cls=SettingOption,
-        envvar="TASKYARD_KEY",
-        type=click.Path(path_type=Path),
-        multiple=True,
-        metavar="FILE",
-        expose_value=False,
-        callback=store_option("keys"),
-        help=f"Key file for a broker that requires keys.{repeated}",
-    )
-
-
-key_option = _key_option(_SEVERAL)
-
-#: For commands with one broker. A second file is refused when the key is read.
-single_key_option = _key_option("")
+# Invitations.
 
 
 def _accept_invitation(
     context: click.Context, option: click.Parameter, given: tuple[str, ...]
 ) -> None:
-    """Read invitations, before the options that replace parts of them."""
+    """Use the endpoints and keys of invitations, unless --broker and --key are given."""
+    if getattr(context.command, "is_peer", False):
+        _join_as_peer(context, option, given)
+        return
+    if not given or context.resilient_parsing:
+        return
+    if context.info_name == "web":
+        raise click.UsageError("--invite: use --share ROLE for the address of the page", context)
+    if "-" in given:
+        raise click.BadParameter("give a file", context, option)
+    found = _read_invitations(context, option, given)
+    if found[0].dialect != "dwork":
+        raise click.BadParameter(
+            f"{given[0]} is for the dialect {found[0].dialect}, this command needs dwork",
+            context,
+            option,
+        )
+    cli_context = context.ensure_object(CliContext)
+    if len(found) == 1:
+        cli_context.invitation = found[0]
+    cli_context.brokers = tuple(one.endpoints[0] for one in found)
+    cli_context.keys = tuple(map(Path, given))
+
+
+def _join_as_peer(context: click.Context, option: click.Parameter, given: tuple[str, ...]) -> None:
+    """Read the invitations of a worker or relay, which keeps the secret of one in memory."""
     if not given or context.resilient_parsing:
         return
     from taskyard.net import invitations  # noqa: PLC0415  # not needed by `--help`
@@ -406,12 +320,12 @@ def _accept_invitation(
         cli_context.invitation = invitations.read(given[0])
         cli_context.invitation_file = None if given[0] == "-" else Path(given[0])
         return
-    if not any(one.name == "brokers" for one in context.command.params):
+    if not any(one.name == "dialect" for one in context.command.params):
         raise click.BadParameter(f"{len(given)} are given, but it takes one", context, option)
     found = _read_invitations(context, option, given)
     cli_context.keys = tuple(map(Path, given))
-    places = [one.endpoints[0] for one in found]
-    context.default_map = {"brokers": places, "dialect": found[0].dialect}
+    cli_context.brokers = tuple(one.endpoints[0] for one in found)
+    context.default_map = {"dialect": found[0].dialect}
 
 
 def _read_invitations(
@@ -430,91 +344,159 @@ def _read_invitations(
     return found
 
 
-def _invite_option(repeated: str) -> Callable[[CommandFunction], CommandFunction]:
-    return click.option(
-        "--invite",
-        cls=SettingOption,
-        envvar=INVITE_VARIABLE,
-        metavar="FILE",
-        is_eager=True,
-        expose_value=False,
-        multiple=True,
-        callback=_accept_invitation,
-        help="Connect as in this invitation of `taskyard keys invite`. - reads a line of stdin."
-        f"{repeated}",
-    )
-
-
-#: For workers, which keep the invitation's key in memory.
-invite_option = _invite_option(_SEVERAL)
-
-#: For commands with one broker.
-single_invite_option = _invite_option("")
-
-
-def _use_invitation(
-    context: click.Context, option: click.Parameter, given: tuple[str, ...]
-) -> None:
-    """Use the endpoints and keys of invitation files, unless --broker and --key are given."""
-    if not given or context.resilient_parsing:
+def _store_state(context: click.Context, option: click.Parameter, given: Path | None) -> None:
+    """Store the state directory. Refuse a state of tasks, which is chosen by other options."""
+    if given is None:
         return
-    if "-" in given:
-        raise click.BadParameter("give a file", context, option)
-    found = _read_invitations(context, option, given)
-    if found[0].dialect != "dwork":
-        raise click.BadParameter(
-            f"{given[0]} is for the dialect {found[0].dialect}, this command needs dwork",
-            context,
-            option,
-        )
-    cli_context = context.ensure_object(CliContext)
-    if len(found) == 1:
-        cli_context.invitation = found[0]
-    cli_context.brokers = tuple(one.endpoints[0] for one in found)
-    cli_context.keys = tuple(map(Path, given))
+    if str(given) in _TASK_STATES and not given.exists():
+        which = "--failed" if str(given) == "failed" else f"--only {given}"
+        raise click.BadParameter(f"names a directory (of {given} tasks: {which})", context, option)
+    context.ensure_object(CliContext).state = given
 
 
-def _client_invite_option(repeated: str) -> Callable[[CommandFunction], CommandFunction]:
+# The options of every command.
+
+_TASK_STATES: Final = ("blocked", "delayed", "ready", "leased", "done", "failed", "cancelled")
+
+#: The default of --state, for the help.
+NEAREST_STATE: Final = "nearest .taskyard, here or in a parent"
+
+
+def _invite_option(
+    accept: Callable[[click.Context, click.Parameter, tuple[str, ...]], None],
+) -> Callable[[CommandFunction], CommandFunction]:
     return click.option(
         "--invite",
         cls=SettingOption,
         envvar=INVITE_VARIABLE,
-        type=click.Path(),
         metavar="FILE",
         is_eager=True,
         expose_value=False,
         multiple=True,
-        callback=_use_invitation,
-        help=f"Connect as in this invitation of `taskyard keys invite`.{repeated}",
+        callback=accept,
+        help="Connect as in this invitation of `taskyard keys invite`. - reads a line of stdin.",
     )
 
 
-broker_timeout_option = click.option(
-    "--broker-timeout",
-    type=DURATION,
-    metavar="D",
+key_option = click.option(
+    "--key",
+    cls=SettingOption,
+    envvar="TASKYARD_KEY",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    metavar="FILE",
     expose_value=False,
-    callback=store_option("broker_timeout"),
-    help="Exit 3 if the broker does not reply for this long, as in 90s. If omitted, "
-    "wait 5s for the first reply and without limit later.",
+    callback=store_option("keys"),
+    help="Key file for a broker that requires keys.",
 )
-
-
-def _set_json(context: click.Context, _option: click.Parameter, given: bool) -> bool:  # noqa: FBT001  # click's signature
-    if given:
-        context.ensure_object(CliContext).as_json = True
-    return given
-
-
-#: Eager, so that an error of another option is printed as JSON.
-json_option = click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
+config_option = click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    cls=SettingOption,
+    envvar="TASKYARD_CONFIG",
+    show_default="nearest taskyard.toml, here or in a parent",
     is_eager=True,
-    callback=_set_json,
-    help="Print a JSON document.",
+    expose_value=False,
+    callback=store_option("config"),
+    help="Settings file.",
 )
+_COMMON: Final = (
+    click.option(
+        "--broker",
+        cls=SettingOption,
+        envvar="TASKYARD_BROKER",
+        show_default="in the state directory",
+        multiple=True,
+        metavar="URL",
+        expose_value=False,
+        callback=store_option("brokers"),
+        help="Endpoint of the broker. `+` joins the places of one broker. Commands that work with "
+        "several brokers take it several times, with a --key or --invite for each.",
+    ),
+    click.option(
+        "--state",
+        cls=SettingOption,
+        envvar="TASKYARD_STATE",
+        show_default=NEAREST_STATE,
+        type=click.Path(path_type=Path, readable=False),
+        metavar="DIR",
+        expose_value=False,
+        callback=_store_state,
+        help="State directory of the broker.",
+    ),
+    _invite_option(_accept_invitation),
+    key_option,
+    config_option,
+    click.option(
+        "--broker-timeout",
+        type=DURATION,
+        metavar="D",
+        expose_value=False,
+        callback=store_option("broker_timeout"),
+        help="Exit 3 if the broker does not reply for this long, as in 90s. If omitted, "
+        "wait 5s for the first reply and without limit later.",
+    ),
+    # Eager, so that an error of another option is printed as JSON.
+    click.option(
+        "--json",
+        "as_json",
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_set_flag,
+        help="Print a JSON document.",
+    ),
+    click.option(
+        "-q",
+        "--quiet",
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_set_flag,
+        help="Print no progress messages.",
+    ),
+    click.option(
+        "-v",
+        "--verbose",
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_set_flag,
+        help="Print the traceback of an error too.",
+    ),
+)
+
+
+@cache
+def common_options() -> tuple[click.Option, ...]:
+    """Return the options of every command."""
+
+    def holder() -> None: ...
+
+    for option in _COMMON:
+        option(holder)
+    found: list[click.Option] = holder.__click_params__  # type: ignore[attr-defined]
+    return tuple(found)
+
+
+def state_option(command: CommandFunction) -> CommandFunction:
+    """Add --state as an argument. For commands that don't use `command.Command`."""
+    option = setting_option(
+        "broker.state",
+        "--state",
+        envvar="TASKYARD_STATE",
+        show_default=NEAREST_STATE,
+        type=click.Path(path_type=Path, readable=False),
+        metavar="DIR",
+        help="State directory.",
+    )
+    return config_option(option(command))
+
+
+#: For commands that don't use `command.Command`.
+single_key_option = key_option
+single_invite_option = _invite_option(_join_as_peer)
 
 
 def _unwrap_stdout(context: click.Context, _option: click.Parameter, given: bool) -> None:  # noqa: FBT001  # click's signature
@@ -530,60 +512,3 @@ raw_option = click.option(
     callback=_unwrap_stdout,
     help="Print control characters unescaped on a terminal. A pipe always gets the exact bytes.",
 )
-
-
-_stored_state_option = _broker_state_option(expose_value=False, callback=store_option("state"))
-
-
-def _broker_option(repeated: str) -> Callable[[CommandFunction], CommandFunction]:
-    return click.option(
-        "--broker",
-        cls=SettingOption,
-        envvar="TASKYARD_BROKER",
-        show_default="in the state directory",
-        multiple=True,
-        metavar="URL",
-        expose_value=False,
-        callback=store_option("brokers"),
-        help=f"Endpoint of the broker. `+` joins the places of one broker.{repeated}",
-    )
-
-
-def _location_options(command: CommandFunction, repeated: str) -> CommandFunction:
-    for option in (
-        verbose_option,
-        config_option,
-        _key_option(repeated),
-        _client_invite_option(repeated),
-        _stored_state_option,
-        _broker_option(repeated),
-    ):
-        command = option(command)
-    return command
-
-
-def location_options(command: CommandFunction) -> CommandFunction:
-    """Add the options of a command that shows one broker until it is left."""
-    return _location_options(command, "")
-
-
-def _request_options(command: CommandFunction) -> CommandFunction:
-    stored_json = click.option(
-        "--json",
-        is_flag=True,
-        is_eager=True,
-        expose_value=False,
-        callback=_set_json,
-        help="Print a JSON document.",
-    )
-    return stored_json(broker_timeout_option(quiet_option(command)))
-
-
-def broker_options(command: CommandFunction) -> CommandFunction:
-    """Add the options of commands that connect to a broker. They are stored in the `CliContext`."""
-    return _location_options(_request_options(command), "")
-
-
-def worker_broker_options(command: CommandFunction) -> CommandFunction:
-    """Add the options of `broker_options`, for workers of several brokers."""
-    return _location_options(_request_options(command), _SEVERAL)

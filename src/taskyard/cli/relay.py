@@ -5,20 +5,15 @@ from pathlib import Path
 
 import click
 
+from taskyard.cli.command import Command
 from taskyard.cli.daemon_options import (
     DIALECT_SIDES,
     check_dialect,
+    log_options,
+    open_log,
     until_eof_option,
 )
-from taskyard.cli.log_options import log_options, open_log
-from taskyard.cli.options import (
-    CliContext,
-    config_option,
-    key_option,
-    quiet_option,
-    single_invite_option,
-    verbose_option,
-)
+from taskyard.cli.options import CliContext
 from taskyard.cli.output import example
 from taskyard.client import discovery
 from taskyard.errors import UnusableEndpoint, UnusableKey, UserError
@@ -32,6 +27,8 @@ from taskyard.wire import roles
 
 
 @click.command(
+    cls=Command,
+    is_peer=True,
     epilog=example(
         "relay --listen dwork=tcp://127.0.0.1:6125 --to dwork=tcp://head.example:6125 --key my.key"
     ),
@@ -51,8 +48,6 @@ from taskyard.wire import roles
     help="A broker, or another relay, with the same dialect. `+` joins the places of one broker. "
     "Repeatable for wmp. Keep the order across restarts.",
 )
-@key_option
-@single_invite_option
 @click.option(
     "--identity",
     metavar="TEXT",
@@ -60,26 +55,15 @@ from taskyard.wire import roles
     help="Address by which round-robin peers send to the relay: the endpoint that they connect "
     "to. Required with the address 0.0.0.0 or [::].",
 )
-@click.option(
-    "--state",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="Directory with the keys that peers need (see `taskyard keys`), if other machines can "
-    "reach --listen.",
-)
-@config_option
 @log_options
 @until_eof_option
-@verbose_option
-@quiet_option
 @click.pass_obj
-def relay(  # noqa: PLR0913  # click's options
+def relay(  # click's options
     cli_context: CliContext,
     *,
     listen: str,
     upstreams: tuple[str, ...],
     identity: str | None,
-    state: Path | None,
     until_eof: bool,
 ) -> None:
     """Relay messages between peers on this machine and a broker on another one.
@@ -106,7 +90,7 @@ def relay(  # noqa: PLR0913  # click's options
     dialect, places = _read("--listen", listen)
     below = tuple(map(endpoints.listen_endpoint, places))
     address = _identity(dialect, below[0], identity)
-    keyring = _keyring(below, state)
+    keyring = _keyring(below, cli_context.state)
     above = tuple(_read_upstream(dialect, given) for given in upstreams)
     above = above or (_invited_upstream(cli_context, dialect),)
     if len(above) > 1 and dialect != WMP:

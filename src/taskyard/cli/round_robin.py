@@ -19,9 +19,8 @@ import click
 
 from taskyard.broker.broker_settings import BrokerSettings
 from taskyard.broker.server import serve
-from taskyard.cli.daemon_options import read_listen
+from taskyard.cli.daemon_options import open_log, read_listen
 from taskyard.cli.format import format_count
-from taskyard.cli.log_options import open_log
 from taskyard.cli.options import (
     CliContext,
     config_option,

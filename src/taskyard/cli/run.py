@@ -1,4 +1,7 @@
-"""`taskyard run`: run a campaign file, with its own broker and workers if none is running."""
+"""The run of a file of tasks: from its submission until all are settled.
+
+Uses the running broker, or an own one with workers. Prints outputs as `map` does.
+"""
 
 from __future__ import annotations
 
@@ -8,162 +11,88 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import click
-
-from taskyard.campaign.formats import FileOptions
+from taskyard.campaign.detection import Format
 from taskyard.campaign.reader import default_campaign_name
 from taskyard.campaign.submit_campaign import submit_campaign
 from taskyard.campaign.task_spec import resources_of, service_of
 from taskyard.cli.connection import broker_location, given_location
-from taskyard.cli.failed_tasks import (
+from taskyard.cli.file_tasks import (
+    UNSETTLED,
     FailedTasks,
+    FileTasks,
     check_journal,
-    no_retry_failed_option,
-    retry_failed_only_option,
 )
-from taskyard.cli.file_tasks import UNSETTLED, FileTasks
 from taskyard.cli.format import escape_line, format_count
-from taskyard.cli.load import format_options, read_or_report, report_rejected
+from taskyard.cli.input_rows import InputRow
+from taskyard.cli.load import file_options, read_or_report, report_rejected
 from taskyard.cli.local_service import (
     call_problem,
     check_resources,
+    check_slots,
     check_workers,
     local_service,
     make_worker_spec,
-    service_options,
 )
-from taskyard.cli.options import CliContext, GroupedCommand, broker_options
-from taskyard.cli.output import example
-from taskyard.cli.output_directory import OutputDirectory, output_option
+from taskyard.cli.map import MapStop, open_output, print_results
+from taskyard.cli.map_output import FutureWindow
+from taskyard.cli.options import CliContext
+from taskyard.cli.output_directory import OutputDirectory
 from taskyard.cli.progress import ProgressBar
-from taskyard.cli.resource_options import machine_if_set, resource_options
 from taskyard.cli.run_policy import (
     EarlyStop,
     RunPolicy,
     RunSummary,
     StoppedEarly,
-    run_policy_options,
 )
 from taskyard.cli.run_report import RunEnd, RunOptions, print_report, resume_command
-from taskyard.cli.scopes import OnceOption
-from taskyard.cli.task_options import environment_options
 from taskyard.cli.wait import wait_target
+from taskyard.core.events import UnknownPolicy
 from taskyard.core.identity import spelling
 from taskyard.core.states import TaskState
 from taskyard.errors import ExitCode, TimedOut, UserError
-from taskyard.process.machine import usable_cores
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Collection, Iterator
 
     from taskyard.campaign.reader import LoadedCampaign
     from taskyard.campaign.submit_campaign import SubmitResult
     from taskyard.cli.local_service import LocalService
+    from taskyard.client.futures import Future
     from taskyard.client.internal import InternalClient
     from taskyard.core.resources import Resources
     from taskyard.process.supervisor import WorkerSpec
 
+
 #: How often progress is polled.
 POLL_SECONDS: Final = 0.25
+
+#: How many names one request for futures has.
+FUTURES_AT_ONCE: Final = 1000
 
 #: States of tasks that have ended.
 _ENDED: Final = (TaskState.DONE, TaskState.FAILED, TaskState.CANCELLED)
 
-#: Options for tasks that no local worker could run.
-_RESOURCES_HINT: Final = (
-    "see --cpus, --memory, --gpus and --resource, or start a worker elsewhere and use `taskyard "
-    "load`"
-)
 
-#: The headings of the help. The options that most users need come first.
-_OPTION_GROUPS: Final = {
-    "Common options": (
-        *(
-            "worker_slots",
-            "campaign",
-            "output",
-            "report",
-            "max_failures",
-            "timeout",
-            "retry_failed_only",
-        ),
-        *("state", "json", "quiet", "progress"),
-    ),
-    "Input": ("form", "shell", "skip_bad", "replay", "speedup"),
-    "Steering": ("no_retry_failed", "finish_running", "bell", "notify"),
-    "Where it runs": ("broker", "env", "env_all", "no_env"),
-    "Workers, if no broker is running": (
-        *("workers", "allow", "allow_pickle", "cpus", "memory", "gpus", "resources"),
-    ),
-}
-
-
-@click.command(
-    cls=GroupedCommand,
-    groups=_OPTION_GROUPS,
-    epilog=example("run cmds.txt", "run examples/first.jsonl --workers 2", "why bad"),
-)
-@click.argument("file", type=click.Path())
-@service_options("--slots", "-j", "-P", "--jobs")
-@resource_options
-@click.option(
-    "--campaign",
-    cls=OnceOption,
-    metavar="NAME",
-    help="Name of the campaign. The file name without suffix if omitted.",
-)
-@no_retry_failed_option
-@retry_failed_only_option
-@click.option("--skip-bad", is_flag=True, help="Skip rejected lines instead of doing nothing.")
-@format_options
-@click.option(
-    "--replay", is_flag=True, help="WfCommons: sleep for the recorded run time of each task."
-)
-@click.option("--speedup", type=float, default=1.0, metavar="N", help="Replay N times as fast.")
-@output_option
-@click.option(
-    "--report",
-    metavar="DIR",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Write an HTML report of the campaign to DIR at the end, as `taskyard report` does.",
-)
-@run_policy_options
-@environment_options
-@broker_options
-@click.pass_obj
-def run(cli_context: CliContext, /, file: str, **values: Any) -> ExitCode:  # noqa: ANN401  # options
-    """Run a campaign file from start to finish.
-
-    Loads FILE and waits until all tasks have settled. Uses the broker that runs on the state
-    directory. If there is none, the command starts one with workers and stops them at the end. Exit
-    0 if all tasks are done, 1 if one failed.
-
-    Run it again with the same --state to resume, after Ctrl-C or a crash. Done tasks are kept,
-    unless an input has changed or an output is gone. Failed tasks are retried. FILE has a shell
-    command per line, or any other format. - is stdin.
-    """
+def run_file(cli_context: CliContext, file: str, values: dict[str, Any]) -> ExitCode:
+    """Run the tasks of a file, on the running broker or on an own one."""
     run_options, policy = _run_options(cli_context, file, values), RunPolicy.of(values)
     name, skip_bad = run_options.campaign, run_options.skip_bad
     if values["report"] is not None:
         _check_report(run_options)
-    options = FileOptions(run_options.form, values["replay"], values["speedup"], name)
+    options = file_options(name, values)
     loaded = read_or_report(cli_context, file, options, skip_bad=skip_bad)
-    own = [values[key] for key in ("cpus", "memory", "gpus", "resources")]
-    worker_spec = make_worker_spec(values, _services(loaded), machine_if_set(*own))
+    worker_spec = make_worker_spec(cli_context, values, _services(loaded))
     cli_context.interrupt_message = f"interrupted; resume with `{resume_command(run_options)}`"
     check_own = partial(_check_own, cli_context, run_options, loaded, worker_spec)
     began = time.monotonic()
     with local_service(
         cli_context, worker_spec, check_own=check_own, finish_running=policy.finish_running
     ) as service:
-        report = partial(report_rejected, file, skip_bad=skip_bad)
-        submit = partial(submit_campaign, service.client, loaded, name, on_rejected=report)
-        tasks = FileTasks(service.client, name, loaded.specs)
-        run_one = _retry_failed if run_options.retry_failed_only else _run
-        end = run_one(cli_context, run_options, service, submit, policy, tasks=tasks)
+        file_run = _FileRun(cli_context, run_options, service, policy, loaded, values)
+        (file_run.retry_failed if run_options.retry_failed_only else file_run.run)()
         _write_output(cli_context, service.client, values["output"], loaded, name)
-        seconds = time.monotonic() - began
-        numbers = tasks.run_counts()
+        seconds, end = time.monotonic() - began, file_run.end
+        numbers = file_run.tasks.run_counts()
         code = print_report(run_options, service.client, seconds, end, numbers, loaded=loaded)
     if values["report"] is not None:
         code = _make_report(cli_context, run_options, values["report"], code)
@@ -178,129 +107,174 @@ def _run_options(cli_context: CliContext, file: str, values: dict[str, Any]) -> 
     """Return the options of a run. Raises `UserError` if two exclude each other."""
     if values["no_retry_failed"] and values["retry_failed_only"]:
         raise UserError("--no-retry-failed and --retry-failed-only exclude each other")
+    location = broker_location(cli_context)
     return RunOptions(
-        *(file, values["campaign"] or default_campaign_name(file), *_location(cli_context)),
+        file=file,
+        campaign=values["campaign"] or default_campaign_name(file),
+        state="" if location.broker else str(location.state),
+        location=given_location(cli_context),
         skip_bad=values["skip_bad"],
         retry_failed=not values["no_retry_failed"],
         as_json=cli_context.as_json,
         form=values["form"],
         retry_failed_only=values["retry_failed_only"],
         quiet=cli_context.quiet,
+        shows_output=not (cli_context.as_json or values["quiet_output"]),
     )
 
 
-def _location(cli_context: CliContext) -> tuple[str, str]:
-    """Return the state directory, and the given options that lead a command to the same broker."""
-    location = broker_location(cli_context)
-    return "" if location.broker else str(location.state), given_location(cli_context)
+class _FileRun:
+    """One run of a file: its submission, its outputs and its end."""
 
+    def __init__(  # noqa: PLR0913, PLR0917  # parts of one run
+        self,
+        cli_context: CliContext,
+        run_options: RunOptions,
+        service: LocalService,
+        policy: RunPolicy,
+        loaded: LoadedCampaign,
+        values: dict[str, Any],
+    ) -> None:
+        self._cli_context = cli_context
+        self._options = run_options
+        self._service = service
+        self._client = service.client
+        self._policy = policy
+        self._loaded = loaded
+        self._values = values
+        self.tasks = FileTasks(service.client, run_options.campaign, loaded.specs)
+        self.end = RunEnd()
+        self._stop = MapStop(cli_context, service, run_options.campaign, policy, is_named=True)
 
-@contextmanager
-def _stopped_early(
-    cli_context: CliContext,
-    run_options: RunOptions,
-    service: LocalService,
-    policy: RunPolicy,
-    end: RunEnd,
-) -> Iterator[EarlyStop]:
-    """Stop the tasks of a block that is stopped early, and note why."""
-    try:
-        with EarlyStop(policy) as early_stop:
-            yield early_stop
-    except StoppedEarly as stopped:
-        end.stopped, end.is_partial = stopped, True
-        cli_context.info(str(stopped))
-        service.stop_campaign(
-            run_options.campaign, finish_running=policy.finish_running, is_resumable=True
-        )
+    def run(self) -> None:
+        """Submit the campaign and wait until it has settled."""
+        with self._stopped_early() as early_stop:
+            submitted = self._submit(restart_changed=True)
+            failed_before = self._start(submitted)
+            if failed_before is None:
+                return
+            if self._options.shows_output:
+                kept = () if self._options.retry_failed else submitted.failed
+                self._show_outputs(submitted.done.union(kept))
+            if self.end.stopped is None:
+                self._wait(early_stop, failed_before)
 
+    def _wait(self, early_stop: EarlyStop, failed_before: int) -> None:
+        with ProgressBar(self._cli_context, self._options.campaign) as bar:
+            for counts in _wait(self._client, self._options.campaign, self.tasks):
+                bar.count(counts, sum(counts.values()))
+                early_stop.count_failures(counts["failed"] - failed_before)
+            if self._cli_context.shows_progress:
+                counts = self.tasks.run_counts().counts
+                bar.count(counts, sum(counts.values()), counts["blocked"])
 
-def _run(  # noqa: PLR0913  # parts of one run
-    cli_context: CliContext,
-    run_options: RunOptions,
-    service: LocalService,
-    submit: Callable[..., SubmitResult],
-    policy: RunPolicy,
-    *,
-    tasks: FileTasks,
-) -> RunEnd:
-    """Submit the campaign and wait until it has settled."""
-    end = RunEnd()
-    with _stopped_early(cli_context, run_options, service, policy, end) as early_stop:
-        submitted = submit(restart_changed=True)
-        failed_before = _start(cli_context, run_options, service, submitted, tasks)
-        if failed_before is not None:
-            with ProgressBar(cli_context, run_options.campaign) as bar:
-                for counts in _wait(service.client, run_options.campaign, tasks):
-                    bar.count(counts, sum(counts.values()))
-                    early_stop.count_failures(counts["failed"] - failed_before)
-                if cli_context.shows_progress:
-                    counts = tasks.run_counts().counts
-                    bar.count(counts, sum(counts.values()), counts["blocked"])
-    return end
-
-
-def _retry_failed(  # noqa: PLR0913  # parts of one run
-    cli_context: CliContext,
-    run_options: RunOptions,
-    service: LocalService,
-    submit: Callable[..., SubmitResult],
-    policy: RunPolicy,
-    *,
-    tasks: FileTasks,
-) -> RunEnd:
-    """Retry the failed tasks of the file, and wait for them and the tasks behind them."""
-    end = RunEnd()
-    with _stopped_early(cli_context, run_options, service, policy, end) as early_stop:
-        failed = FailedTasks(service.client, run_options.campaign)
-        end.is_partial = bool(failed.runnable)
-        found = submit(check_only=True)
-        tasks.begin(found.existing.total(), 0)
-        is_retried = failed.retry(cli_context, found.failed, found.new)
-        end.exit_code = ExitCode.OK
-        if is_retried:
-            target = wait_target(service.client, [*found.failed, *found.behind])
-            service.report_others(run_options.campaign)
-            service.start_workers()
-            with ProgressBar(cli_context, run_options.campaign) as bar:
+    def retry_failed(self) -> None:
+        """Retry the failed tasks of the file, and wait for them and the tasks behind them."""
+        with self._stopped_early() as early_stop:
+            failed = FailedTasks(self._client, self._options.campaign)
+            self.end.is_partial = bool(failed.runnable)
+            found = self._submit(check_only=True)
+            self.tasks.begin(found.existing.total(), 0)
+            is_retried = failed.retry(self._cli_context, found.failed, found.new)
+            self.end.exit_code = ExitCode.OK
+            if not is_retried:
+                return
+            target = wait_target(self._client, [*found.failed, *found.behind])
+            self._service.report_others(self._options.campaign)
+            self._service.start_workers()
+            if self._options.shows_output:
+                self._show_outputs((), frozenset((*found.failed, *found.behind)))
+            if self.end.stopped is not None:
+                return
+            with ProgressBar(self._cli_context, self._options.campaign) as bar:
                 is_settled = False
                 while not is_settled:
                     is_settled = target.poll(POLL_SECONDS)
                     bar.count(target.counts, sum(target.counts.values()), target.behind_failure)
                     early_stop.count_failures(target.counts["failed"])
-            end.exit_code = target.exit_code()
-    return end
+            self.end.exit_code = target.exit_code()
 
-
-def _start(
-    cli_context: CliContext,
-    run_options: RunOptions,
-    service: LocalService,
-    submitted: SubmitResult,
-    tasks: FileTasks,
-) -> int | None:
-    """Retry failed tasks and start workers.
-
-    Return the failures of earlier runs that are not retried. None if all tasks have settled.
-    """
-    client = service.client
-    total = submitted.new + submitted.existing.total()
-    retried = 0
-    if run_options.retry_failed and submitted.failed:
-        retried = client.retry(submitted.failed)
-    cli_context.info(_start_line(run_options, submitted, total, retried))
-    ended = sum(submitted.existing[state] for state in _ENDED) - submitted.restarted - retried
-    others = tasks.begin(total, total - ended)
-    counts = tasks.progress()
-    if not total or not any(counts[state] for state in UNSETTLED):
-        return None
-    if others:
-        cli_context.info(
-            f"{format_count(others, 'unfinished task')} of the campaign not in the file may run too"
+    def _submit(self, *, restart_changed: bool = False, check_only: bool = False) -> SubmitResult:
+        skip_bad = self._options.skip_bad
+        return submit_campaign(
+            self._client,
+            self._loaded,
+            self._options.campaign,
+            unknown=UnknownPolicy.WAIT
+            if self._values["wait_for_unknown"]
+            else UnknownPolicy.REFUSE,
+            on_rejected=partial(report_rejected, self._options.file, skip_bad=skip_bad),
+            restart_changed=restart_changed,
+            check_only=check_only,
         )
-    service.report_others(run_options.campaign)
-    service.start_workers()
-    return submitted.existing[TaskState.FAILED] - retried
+
+    @contextmanager
+    def _stopped_early(self) -> Iterator[EarlyStop]:
+        """Stop the tasks of a block that is stopped early, and note why."""
+        policy = RunPolicy() if self._options.shows_output else self._policy
+        try:
+            with EarlyStop(policy) as early_stop:
+                yield early_stop
+        except StoppedEarly as stopped:
+            self.end.stopped, self.end.is_partial = stopped, True
+            self._cli_context.info(str(stopped))
+            self._service.stop_campaign(
+                self._options.campaign,
+                finish_running=self._policy.finish_running,
+                is_resumable=True,
+            )
+
+    def _start(self, submitted: SubmitResult) -> int | None:
+        """Retry failed tasks and start workers.
+
+        Return the failures of earlier runs that are not retried. None if all tasks have settled.
+        """
+        total = submitted.new + submitted.existing.total()
+        retried = 0
+        if self._options.retry_failed and submitted.failed:
+            retried = self._client.retry(submitted.failed)
+        self._cli_context.info(_start_line(self._options, submitted, total, retried))
+        ended = sum(submitted.existing[state] for state in _ENDED) - submitted.restarted - retried
+        others = self.tasks.begin(total, total - ended)
+        counts = self.tasks.progress()
+        if not total or not any(counts[state] for state in UNSETTLED):
+            return None
+        if others:
+            self._cli_context.info(
+                f"{format_count(others, 'unfinished task')} of the campaign not in the file may "
+                "run too"
+            )
+        self._service.report_others(self._options.campaign)
+        self._service.start_workers()
+        return submitted.existing[TaskState.FAILED] - retried
+
+    def _show_outputs(self, left_out: Collection[str], only: frozenset[str] | None = None) -> None:
+        """Print the outputs of the file's tasks as they settle, until they are stopped early."""
+        campaign, in_order = self._options.campaign, self._values["keep_order"]
+        with open_output(self._cli_context, self._client, campaign, self._values) as answer:
+            answer.has_summary = False
+            window = FutureWindow(answer.write, answer.flush, in_order=in_order)
+            print_results(answer, window, self._futures(left_out, only), self._stop)
+        if answer.stopped is not None:
+            self.end.stopped, self.end.is_partial = answer.stopped, True
+
+    def _futures(
+        self, left_out: Collection[str], only: frozenset[str] | None
+    ) -> Iterator[tuple[InputRow, Future]]:
+        """Yield the tasks of the file with their lines. `only` has the full names of some."""
+        loaded, rows = self._loaded, []
+        for spec, line in zip(loaded.specs, loaded.lines, strict=True):
+            name = spelling(self._options.campaign, spec.name)
+            if name not in left_out and (only is None or name in only):
+                is_shell = loaded.choice.format is Format.SHELL and spec.argv
+                text = spec.argv[-1] if spec.argv and is_shell else spec.name
+                rows.append((name, InputRow(line, f"{loaded.file}:{line}", text, None)))
+        for start in range(0, len(rows), FUTURES_AT_ONCE):
+            some = rows[start : start + FUTURES_AT_ONCE]
+            # Without tasks that were left out, because they wait for unknown names.
+            known = self._client.existing([name for name, _ in some])
+            futures = self._client.futures([name for name, _ in some if name in known])
+            yield from zip((row for name, row in some if name in known), futures, strict=True)
 
 
 def _write_output(
@@ -367,7 +341,7 @@ def _check_own(
 
 def _check_tasks_runnable(loaded: LoadedCampaign, worker_spec: WorkerSpec) -> None:
     """Raise `UserError` for tasks that could never run here."""
-    slots, allow = worker_spec.slots or usable_cores(), worker_spec.allow
+    allow = worker_spec.allow
     checked: dict[Resources, None] = {}
     for spec, line in zip(loaded.specs, loaded.lines, strict=True):
         place = f"{loaded.file}:{line}: task {escape_line(spec.name)}"
@@ -376,13 +350,9 @@ def _check_tasks_runnable(loaded: LoadedCampaign, worker_spec: WorkerSpec) -> No
                 f"{place}: service {escape_line(service_of(spec))} needs your own worker (use "
                 "`taskyard up` and `taskyard load`, or `taskyard map` to run a command per line)"
             )
-        if spec.slots > slots:
-            raise UserError(
-                f"{place}: needs {spec.slots} slots, but a worker has {slots} "
-                f"(give --slots {spec.slots})"
-            )
+        check_slots(place, spec.slots, worker_spec)
         if (needed := resources_of(spec)) and needed not in checked:
-            check_resources(place, needed, worker_spec, _RESOURCES_HINT)
+            check_resources(place, needed, worker_spec)
             checked[needed] = None
         if spec.call is not None and (problem := call_problem(spec.call, allow)):
             raise UserError(f"{place}: call {escape_line(spec.call)} {problem}")

@@ -1,6 +1,6 @@
 """When `run` and `map` stop early, and how they announce their end.
 
-Owns --max-failures, --timeout, --finish-running, --bell and --notify. Counts come from the caller.
+Owns --max-failures, --timeout, --finish-running and --notify. Counts come from the caller.
 Stops nothing itself: `EarlyStop` raises an error, and the caller stops the tasks.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import threading
 from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import urlsplit
@@ -44,7 +43,6 @@ _OPTIONS: Final = (
         "as JSON on stdin, and TASKYARD_CAMPAIGN, TASKYARD_EXIT_CODE and counts such as "
         "TASKYARD_FAILED in its environment.",
     ),
-    click.option("--bell", is_flag=True, help="Ring the terminal's bell at the end."),
     click.option(
         "--finish-running",
         is_flag=True,
@@ -104,7 +102,6 @@ class RunPolicy(Struct, frozen=True):
     timeout_ns: int | None = None
     #: Running tasks of a run that is stopped early end by themselves.
     finish_running: bool = False
-    bell: bool = False
     #: A shell command or an http(s) URL.
     notify: str | None = None
 
@@ -125,15 +122,11 @@ class RunPolicy(Struct, frozen=True):
             values["max_failures"],
             values["timeout"],
             values["finish_running"],
-            values["bell"],
             notify,
         )
 
     def announce(self, cli_context: CliContext, summary: RunSummary) -> None:
-        """Ring the bell and send the notification. Report a failed one, and raise nothing."""
-        if self.bell:
-            click.echo("\a", nl=False, err=True)
-            sys.stderr.flush()
+        """Send the notification. Report a failed one, and raise nothing."""
         if self.notify is None:
             return
         try:

@@ -6,6 +6,7 @@ Prints counts of the caller, and requests only the failures and the slowest task
 from __future__ import annotations
 
 import shlex
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -18,7 +19,7 @@ from taskyard.cli.file_tasks import UNSETTLED
 from taskyard.cli.format import escape_line, format_count, format_duration, shorten_middle
 from taskyard.cli.output import print_document
 from taskyard.cli.run_policy import StoppedEarly
-from taskyard.cli.slow_tasks import (
+from taskyard.cli.wait import (
     SLOW_SECONDS_MIN,
     SLOWEST_SEARCHED_MAX,
     format_slowest,
@@ -30,7 +31,7 @@ from taskyard.core.states import TaskState
 from taskyard.errors import ExitCode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from taskyard.campaign.reader import LoadedCampaign
     from taskyard.campaign.task_spec import TaskSpec
@@ -67,6 +68,8 @@ class RunOptions(Struct, frozen=True):
     #: Submit nothing, and wait for the failed tasks only.
     retry_failed_only: bool = False
     quiet: bool = False
+    #: Outputs of tasks go to stdout, and the summary to stderr.
+    shows_output: bool = False
 
 
 class RunEnd(Struct):
@@ -112,23 +115,29 @@ def print_report(  # noqa: PLR0913  # the parts of a report
         )
         print_document(document)
     else:
-        click.echo(
+        echo = partial(click.echo, err=run_options.shows_output)
+        echo(
             f"{escape_line(run_options.campaign)}: {_outcome(end, counts, truncated)} "
             f"({format_duration(seconds)})"
         )
         if others_line := numbers.others_line():
-            click.echo(others_line)
+            echo(others_line)
         if truncated:
-            click.echo(TRUNCATED)
+            echo(TRUNCATED)
         if total > SLOWEST_SEARCHED_MAX:
-            click.echo(f"slowest:  taskyard list --sort duration{run_options.location}")
+            echo(f"slowest:  taskyard list --sort duration{run_options.location}")
         elif slowest:
-            click.echo(format_slowest(slowest))
-        _print_failures(run_options, failures, loaded)
-        if not run_options.quiet and (counts["done"] or counts["failed"]):
-            name = shlex.quote(escape_line(run_options.campaign))
-            click.echo(f"results:  taskyard results --campaign {name}{run_options.location}")
+            echo(format_slowest(slowest))
+        _print_failures(run_options, failures, loaded, echo)
+        if not run_options.shows_output:
+            _print_results_hint(run_options, counts)
     return code
+
+
+def _print_results_hint(run_options: RunOptions, counts: dict[str, int]) -> None:
+    if not run_options.quiet and (counts["done"] or counts["failed"]):
+        name = shlex.quote(escape_line(run_options.campaign))
+        click.echo(f"results:  taskyard results --campaign {name}{run_options.location}")
 
 
 def _failures(
@@ -176,26 +185,30 @@ def _outcome(end: RunEnd, counts: dict[str, int], truncated: int) -> str:
 
 
 def _print_failures(
-    run_options: RunOptions, failures: list[RunFailure], loaded: LoadedCampaign
+    run_options: RunOptions,
+    failures: list[RunFailure],
+    loaded: LoadedCampaign,
+    echo: Callable[[str], None],
 ) -> None:
+    """Print failures, unless they were printed with the outputs, and how to go on."""
     if not failures:
         return
-    shown = failures[:FAILURES_SHOWN_MAX]
+    shown = [] if run_options.shows_output else failures[:FAILURES_SHOWN_MAX]
     commands = _shell_commands(loaded, [one.name for one in shown])
     for one in shown:
         reason = escape_line(one.reason) or "no reason given"
         attempts = format_count(one.attempt, "attempt")
         name = escape_line(spelling(one.campaign, one.name))
         if command := commands.get(one.name):
-            click.echo(f"  {command}: failed after {attempts}: {reason} ({name})")
+            echo(f"  {command}: failed after {attempts}: {reason} ({name})")
         else:
-            click.echo(f"  {name} failed after {attempts}: {reason}")
-    if len(failures) > FAILURES_SHOWN_MAX:
+            echo(f"  {name} failed after {attempts}: {reason}")
+    if len(failures) > FAILURES_SHOWN_MAX and shown:
         more = len(failures) - FAILURES_SHOWN_MAX
-        click.echo(f"  … and {more:,} more: taskyard list --failed{run_options.location}")
+        echo(f"  … and {more:,} more: taskyard list --failed{run_options.location}")
     name = shlex.quote(escape_line(spelling(failures[0].campaign, failures[0].name)))
-    click.echo(f"explain:  taskyard why {name}{run_options.location}")
-    click.echo(f"retry:    {resume_command(run_options)}")
+    echo(f"explain:  taskyard why {name}{run_options.location}")
+    echo(f"retry:    {resume_command(run_options)}")
 
 
 def _shell_commands(loaded: LoadedCampaign, names: Iterable[str]) -> dict[str, str]:

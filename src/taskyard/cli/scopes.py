@@ -1,22 +1,34 @@
-"""Options that choose tasks, shared by several commands."""
+"""Options that choose tasks, and the completion of names in a shell.
+
+The scripts are click's. They call `taskyard` with `COMPLETION_VARIABLE` set. Names come from the
+broker if it replies within `REPLY_SECONDS`. Completion never prints an error: a failure means no
+suggestions.
+"""
 
 from __future__ import annotations
 
+import time
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from taskyard.cli.completion import complete_campaign, complete_lane, complete_service
-from taskyard.cli.format import escape_line, escape_pattern
+from taskyard.cli.command import Command
+from taskyard.cli.entry import COMPLETION_VARIABLE
+from taskyard.cli.format import escape_line, escape_pattern, full_name
+from taskyard.cli.options import CliContext
+from taskyard.cli.output import example
 from taskyard.core.states import TaskState
 from taskyard.errors import UnknownName, UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from taskyard.cli.connection import ReadOnlyClient
     from taskyard.cli.options import CommandFunction
     from taskyard.core.events import Scope
+    from taskyard.net.keys import PeerKey
+    from taskyard.wire.native.peer import Reply
 
 #: The most services that an error lists.
 _SERVICES_LISTED_MAX: Final = 5
@@ -40,6 +52,129 @@ class OnceOption(click.Option):
             given = ", ".join(escape_line(str(one)) for one in values)
             raise click.UsageError(f"{self.opts[0]}: takes one value, got {len(values)} ({given})")
         return values[-1] if values else None
+
+
+#: How long to wait for the broker.
+REPLY_SECONDS: Final = 0.2
+
+#: The most names that are suggested.
+NAMES_MAX: Final = 100
+
+#: The most tasks that are searched for a prefix: one page, about 10 ms.
+_PAGE: Final = 1000
+
+_SHELLS: Final = ("bash", "zsh", "fish")
+
+
+@click.command(
+    cls=Command, epilog=example("completion bash >> ~/.bashrc", "completion fish | source")
+)
+@click.argument("shell", type=click.Choice(_SHELLS))
+@click.pass_context
+def completion(context: click.Context, shell: str) -> None:
+    """Print a shell completion script.
+
+    It completes commands, options and the names of campaigns and tasks. For bash and zsh, add the
+    script to the startup file.
+    """
+    from click.shell_completion import get_completion_class  # noqa: PLC0415  # only for this command
+
+    kind = get_completion_class(shell)
+    if kind is None:
+        raise click.UsageError(f"unsupported shell {shell!r} (supported: {', '.join(_SHELLS)})")
+    root = context.find_root()
+    click.echo(kind(root.command, {}, "taskyard", COMPLETION_VARIABLE).source())
+
+
+def complete_name(context: click.Context, _parameter: click.Parameter, prefix: str) -> list[str]:
+    """Return full task names with the prefix, or names within their campaigns."""
+    views = _query(context, _tasks(prefix)) or ()
+    pairs = [(full_name(view), str(view["name"])) for view in views]
+    named = [full if full.startswith(prefix) else name for full, name in pairs]
+    return [name for name in dict.fromkeys(named) if name.startswith(prefix)][:NAMES_MAX]
+
+
+def complete_campaign(
+    context: click.Context, _parameter: click.Parameter, prefix: str
+) -> list[str]:
+    """Return campaigns with the prefix, latest first."""
+    return _names_in_stats(context, "campaigns", prefix)
+
+
+def complete_service(context: click.Context, _parameter: click.Parameter, prefix: str) -> list[str]:
+    """Return services with the prefix."""
+    return _names_in_stats(context, "services", prefix)
+
+
+def complete_lane(context: click.Context, _parameter: click.Parameter, prefix: str) -> list[str]:
+    """Return lanes with the prefix, of the given service or of all services."""
+    from taskyard.wire.native import peer  # noqa: PLC0415  # only when a name is completed
+
+    service = context.params.get("service")
+    which = service.encode() if service else None
+    pattern = f"{escape_pattern(prefix)}*".encode()
+    reply = _query(context, lambda: peer.lanes(1, which, pattern, count=NAMES_MAX)) or ()
+    return [*dict.fromkeys(one["lane"] for one in reply if one["lane"])]
+
+
+def _names_in_stats(context: click.Context, kind: str, prefix: str) -> list[str]:
+    from taskyard.wire.native import peer  # noqa: PLC0415  # only when a name is completed
+
+    reply = _query(context, lambda: peer.query(1, peer.STATS)) or {kind: ()}
+    names = [one["name"] for one in reversed(reply[kind]) if one["name"]]
+    return [name for name in names if name.startswith(prefix)][:NAMES_MAX]
+
+
+def _tasks(prefix: str) -> Callable[[], bytes]:
+    from taskyard.core.events import Scope  # noqa: PLC0415
+    from taskyard.wire.native import peer  # noqa: PLC0415
+
+    return lambda: peer.list_tasks(1, Scope(), prefix.encode(), count=_PAGE)
+
+
+def _query(context: click.Context, build: Callable[[], bytes]) -> Any:  # noqa: ANN401  # JSON
+    """Return the broker's JSON reply, or None on any failure."""
+    cli_context = context.find_object(CliContext) or CliContext()
+    with suppress(Exception):
+        reply = _query_local(cli_context, build())
+        return None if reply is None else reply.document()
+    return None
+
+
+def _query_local(cli_context: CliContext, body: bytes) -> Reply | None:
+    """Send one request. `Client` would wait longer and is slow to import."""
+    from taskyard.client import discovery  # noqa: PLC0415
+    from taskyard.wire.native.peer import Reply  # noqa: PLC0415
+
+    settings = None if cli_context.state else cli_context.settings()
+    location = discovery.locate(cli_context.brokers, cli_context.state, settings=settings)
+    endpoint = location.endpoint()
+    if endpoint.startswith("ipc://") and "+" not in endpoint:
+        from taskyard.net import options  # noqa: PLC0415
+
+        answer = options.query_once(endpoint, body, int(REPLY_SECONDS * 1000))
+        return None if answer is None else Reply(answer)
+    return _query_tcp(endpoint, discovery.key_for(endpoint, cli_context.key), body)
+
+
+def _query_tcp(endpoint: str, key: PeerKey | None, body: bytes) -> Reply | None:
+    from taskyard.core.limits import SECOND_NS  # noqa: PLC0415
+    from taskyard.net import sockets  # noqa: PLC0415
+    from taskyard.net.poller import Poller  # noqa: PLC0415
+    from taskyard.wire.native.peer import Reply  # noqa: PLC0415
+
+    deadline = time.monotonic() + REPLY_SECONDS
+    with closing(sockets.connect(endpoint, key)) as wire:
+        poller = Poller()
+        poller.add(wire)
+        is_sent = False
+        while (left := deadline - time.monotonic()) > 0:
+            is_sent = is_sent or wire.send([b"", body])
+            poller.wait(int((left if is_sent else min(left, 0.005)) * SECOND_NS))
+            frames = wire.receive()
+            if frames is not None:
+                return Reply(frames[-1])
+    return None
 
 
 service_option = click.option(

@@ -1,95 +1,64 @@
-"""`taskyard submit`: submit a task."""
+"""The submission of one task, or of one payload for many recipients (fan-out)."""
 
 from __future__ import annotations
 
 import secrets
 import time
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from taskyard.campaign.batches import encode_batch
+from taskyard.campaign.lines import file_label
 from taskyard.campaign.submitter import BatchSubmitter
-from taskyard.campaign.task_spec import check_task
-from taskyard.cli.completion import complete_campaign
+from taskyard.campaign.task_spec import InvalidTask, check_task
+from taskyard.campaign.values import shown
 from taskyard.cli.connection import connect_client, stream_parts, whole_result
-from taskyard.cli.documents import SubmitDocument, SubmitWaitDocument
-from taskyard.cli.options import CliContext, broker_options, raw_option
+from taskyard.cli.documents import (
+    BundleDocument,
+    BundleWaitDocument,
+    SubmitDocument,
+    SubmitWaitDocument,
+)
+from taskyard.cli.format import escape_line, format_count
+from taskyard.cli.input_rows import InputRow, rows
+from taskyard.cli.options import CliContext
 from taskyard.cli.output import (
-    example,
     print_document,
     result_fields,
     warn_if_truncated,
     write_bytes,
     write_result,
 )
-from taskyard.cli.output_directory import OutputDirectory, output_option
+from taskyard.cli.output_directory import OutputDirectory
 from taskyard.cli.task_options import (
-    TaskKey,
     check_one_work,
     explain_refusal,
     parse_call_arguments,
     read_payload_option,
     task_keys,
-    task_options,
     warn_unused_stdin,
 )
+from taskyard.cli.wait import report, wait_for, wait_target
+from taskyard.client import campaigns
 from taskyard.core.events import UnknownPolicy
 from taskyard.core.identity import spelling
 from taskyard.core.states import TaskState
 from taskyard.errors import ExitCode, Refused, UserError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from taskyard.client.internal import InternalClient
 
 
-@click.command(
-    context_settings={"allow_interspersed_args": False},
-    epilog=example(
-        "submit --name a --retries 3 -- convert a.png a.jpg",
-        "submit --after a --wait -- wc -c a.jpg",
-        "submit --call imaging:thumbnail '\"a.png\"' 200",
-    ),
-)
-@click.argument("argv", nargs=-1, metavar="[--] COMMAND...")
-@click.option("--wait", is_flag=True, help="Wait until the task has settled and print its result.")
-@click.option(
-    "--after-campaign",
-    type=TaskKey("name", "NAME"),
-    multiple=True,
-    shell_complete=complete_campaign,
-    help="Run after all tasks of this campaign that have not ended yet. Repeatable.",
-)
-@output_option
-@task_options
-@click.option(
-    "--name", type=TaskKey("name", "NAME"), help="Name of the task. Generated if omitted."
-)
-@raw_option
-@broker_options
-@click.pass_obj
-def submit(
-    cli_context: CliContext,
-    /,
-    argv: tuple[str, ...],
-    name: str | None,
-    *,
-    wait: bool,
-    output: str | None,
-    **values: Any,  # noqa: ANN401  # task options
-) -> int:
-    """Submit a task and print its name.
-
-    The command is run without a shell and with empty stdin: input piped into `submit` does not
-    reach it. The name is printed once the broker has written the task to disk. Submitting the same
-    command again under the same name has no effect.
-
-    With --wait, prints the task's stdout or return value. Exit 0 if the task is done, 1 if it
-    failed or is behind a failure, 5 if it was cancelled.
-    """
+def submit_task(cli_context: CliContext, argv: tuple[str, ...], values: dict[str, Any]) -> ExitCode:
+    """Submit a task and print its name, or with --wait its result."""
+    name, output = values["name"], values["output"]
     campaign = values["campaign"] or ""
-    if output is not None and not wait:
+    if output is not None and not values["wait"]:
         raise UserError("--output: needs --wait")
     if name == "--":
         raise UserError("--name: missing value before --")
@@ -106,7 +75,7 @@ def submit(
             raise explain_refusal(refused, f"task {name}", values, "--name") from refused
         if not new and not cli_context.quiet:
             click.echo(f"task {name} exists already: nothing submitted", err=True)
-        if wait:
+        if values["wait"]:
             code = _wait(cli_context, client, spec.name, campaign)
             if output is not None:
                 _write_output(cli_context, client, output, name)
@@ -169,3 +138,119 @@ def exit_code_of(state: TaskState) -> ExitCode:
     if state is TaskState.DONE:
         return ExitCode.OK
     return ExitCode.CANCELLED if state is TaskState.CANCELLED else ExitCode.TASK_FAILED
+
+
+#: File suffixes whose rows have fields. In other files a recipient is a line.
+_KINDS: Final = {".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
+
+
+def submit_bundle(
+    cli_context: CliContext, argv: tuple[str, ...], values: dict[str, Any]
+) -> ExitCode:
+    """Submit one payload for many recipients, and print the bundle's name."""
+    _check(argv, values)
+    given = [
+        InputRow(number, f"--to {one}", one, one) for number, one in enumerate(values["to"], 1)
+    ]
+    path = values["to_file"]
+    recipients = [*given, *(rows(_recipient_format(path), path) if path is not None else ())]
+    bundle_spec = _bundle_spec(recipients, path or "--to", values["name"], values)
+    with connect_client(cli_context) as client:
+        new = _create(client, bundle_spec, recipients)
+        if not new and not cli_context.quiet:
+            message = f"bundle {escape_line(bundle_spec.name)} exists already: nothing submitted"
+            click.echo(message, err=True)
+        tasks = len(bundle_spec.specs)
+        if values["wait"]:
+            return _wait_for_bundle(cli_context, client, bundle_spec, new=new)
+    if cli_context.as_json:
+        document = BundleDocument(
+            name=bundle_spec.name, campaign=bundle_spec.campaign, tasks=tasks, new=new
+        )
+        print_document(document)
+    else:
+        cli_context.info(f"{format_count(tasks, 'task')}, {new:,} new")
+        click.echo(bundle_spec.name)
+    return ExitCode.OK
+
+
+#: Options of commands, which the same payload for many recipients has none of.
+_OF_COMMANDS: Final = (
+    *("call", "cwd", "env", "inputs", "outputs", "final_exit_status", "output", "after_campaign"),
+)
+
+
+def _check(argv: tuple[str, ...], values: dict[str, Any]) -> None:
+    """Raise `UserError` for options that a bundle can't have."""
+    given = [f"--{key.replace('_', '-')}" for key in _OF_COMMANDS if values[key]]
+    if argv or given:
+        problem = given[0] if given else shown(argv[0])
+        raise UserError(f"{problem}: --to and --to-file need --payload, and no command")
+
+
+def _recipient_format(path: str) -> str:
+    """Return the format of a recipients file by its suffix."""
+    return _KINDS.get(Path(path.lower().removesuffix(".gz")).suffix, "lines")
+
+
+def _bundle_spec(
+    recipients: Sequence[InputRow], path: str, name: str | None, values: dict[str, Any]
+) -> campaigns.BundleSpec:
+    if values["payload"] is None:
+        raise UserError("missing payload: give --payload TEXT or --payload @FILE")
+    if not recipients:
+        raise UserError(f"{path if path == '--to' else file_label(path)}: no recipients")
+    entries = [row.text if row.fields is None else row.fields for row in recipients]
+    payload = read_payload_option(values["payload"])
+    with _with_line_numbers(recipients):
+        bundle_spec = campaigns.bundle_spec(
+            payload, entries, name, values["campaign"], task_keys(values)
+        )
+    bundle_spec.unknown = UnknownPolicy.WAIT if values["wait_for_unknown"] else UnknownPolicy.REFUSE
+    return bundle_spec
+
+
+@contextmanager
+def _with_line_numbers(recipients: Sequence[InputRow]) -> Iterator[None]:
+    """Add the line of the recipient to the message of an `InvalidTask`."""
+    try:
+        yield
+    except InvalidTask as bad:
+        place = "the bundle" if bad.offset is None else recipients[bad.offset].place
+        raise UserError(f"{place}: {bad}") from bad
+
+
+def _create(
+    client: InternalClient, bundle_spec: campaigns.BundleSpec, recipients: Sequence[InputRow]
+) -> int:
+    try:
+        with _with_line_numbers(recipients):
+            return client.create_bundle(bundle_spec)
+    except Refused as refused:
+        subject = f"bundle {bundle_spec.name}"
+        raise explain_refusal(refused, subject, {"payload": True}, "--name") from refused
+
+
+def _wait_for_bundle(
+    cli_context: CliContext, client: InternalClient, bundle_spec: campaigns.BundleSpec, *, new: int
+) -> ExitCode:
+    campaign, names = escape_line(bundle_spec.campaign), [*bundle_spec.tasks()]
+    cli_context.interrupt_message = (
+        f"interrupted; the tasks continue: `taskyard wait --campaign {campaign}`"
+    )
+    is_own = bundle_spec.campaign == bundle_spec.name
+    target = (
+        wait_target(client, campaign=bundle_spec.name) if is_own else wait_target(client, names)
+    )
+    settled = wait_for(cli_context, target)
+    document = BundleWaitDocument(
+        name=bundle_spec.name,
+        campaign=bundle_spec.campaign,
+        tasks=len(names),
+        new=new,
+        settled=settled,
+        counts=target.counts,
+        behind_failure=target.behind_failure,
+    )
+    report(cli_context, target, document)
+    return target.exit_code()

@@ -17,14 +17,13 @@ import msgspec
 
 from taskyard.campaign.task_spec import KEYS
 from taskyard.campaign.values import InvalidValue, from_cell, shown
-from taskyard.cli.completion import complete_name
 from taskyard.cli.options import CliContext, CommandFunction
-from taskyard.cli.scopes import OnceOption
+from taskyard.cli.scopes import OnceOption, complete_name
 from taskyard.core.model import Refusal
 from taskyard.errors import Refused, UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from taskyard.client.discovery import Variables
 
@@ -66,17 +65,26 @@ class NameValue(click.ParamType[tuple[str, str]]):
 class Variable(click.ParamType[tuple[str, str | None]]):
     """An environment variable: `NAME`, or `NAME=VALUE`."""
 
-    def __init__(self, *, with_value: bool = True) -> None:
-        self.name = "NAME[=VALUE]" if with_value else "NAME"
-        self._with_value = with_value
+    name = "NAME[=VALUE]"
 
     def convert(
         self, value: str, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[str, str | None]:
         name, sign, setting = value.partition("=")
-        if not name or (sign and not self._with_value):
+        if not name:
             self.fail(f"expected {self.name}, got {shown(value)}", param, ctx)
         return name, setting if sign else None
+
+
+class CampaignName(TaskKey):
+    """The name of a campaign, in which `/` would end it."""
+
+    def convert(
+        self, value: str, param: click.Parameter | None, ctx: click.Context | None
+    ) -> object:
+        if "/" in value:
+            self.fail(f"must not contain /, but is {shown(value)}", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 _NAME: Final = TaskKey("name", "NAME")
@@ -91,7 +99,11 @@ _OPTIONS: Final[tuple[tuple[str, click.ParamType[Any], str], ...]] = (
         "Memory that the task needs, as in 512M or 4G. It is killed if it uses more.",
     ),
     ("--cpus", TaskKey("cpus", "N"), "Cores that the task needs, as in 2 or 0.5."),
-    ("--slots", TaskKey("slots", "N"), "Slots that the task takes on its worker."),
+    (
+        "--slots",
+        TaskKey("slots", "N"),
+        "Slots that the task takes of its worker. For the number of tasks at once, use -j.",
+    ),
     (
         "--time-limit",
         TaskKey("time_limit", "DURATION"),
@@ -116,7 +128,11 @@ _OPTIONS: Final[tuple[tuple[str, click.ParamType[Any], str], ...]] = (
         "Tasks of a lane run one at a time. {host} is replaced by a field.",
     ),
     ("--service", TaskKey("service", "SERVICE"), "Service that the worker must offer."),
-    ("--campaign", _NAME, "Campaign of the task."),
+    (
+        "--campaign",
+        CampaignName("name", "NAME"),
+        "Name of the campaign, to resume it, to add to it or to retry it.",
+    ),
 )
 
 #: Defaults that apply to omitted options, for the help.
@@ -151,14 +167,6 @@ _ENV: Final = click.option(
     multiple=True,
     callback=_choose_variables,
     help="Set a variable of the command, or pass on yours of this name. Repeatable.",
-)
-_ENV_NAMES: Final = click.option(
-    "--env",
-    type=Variable(with_value=False),
-    multiple=True,
-    expose_value=False,
-    callback=_choose_variables,
-    help="Pass on your variable of this name too. Repeatable.",
 )
 _ENV_ALL: Final = click.option(
     "--env-all",
@@ -223,7 +231,6 @@ _CALL: Final = click.option(
     type=TaskKey("call", "MODULE:FUNCTION"),
     help="Call this function. The arguments are JSON values.",
 )
-_BODY: Final = click.option("--payload", metavar="TEXT|@FILE", help="Payload for all recipients.")
 
 
 def _plain_option(
@@ -234,34 +241,14 @@ def _plain_option(
     return click.option(flag, cls=cls, type=kind, help=text, show_default=_DEFAULTS.get(flag))
 
 
-def task_options(
-    command: CommandFunction, texts: Mapping[str, str] | None = None
-) -> CommandFunction:
-    """Add the options of a task except its name. `texts` replaces the help of some."""
+def task_options(command: CommandFunction) -> CommandFunction:
+    """Add the options of a task except its name."""
     for flag, kind, text in _OPTIONS:
-        own = (texts or {}).get(flag, text)
-        command = _plain_option(flag, kind, own)(command)
+        command = _plain_option(flag, kind, text)(command)
     files = (_OUTPUTS, _INPUTS, _FINAL_EXIT_STATUS)
     variables = (_NO_ENV, _ENV_ALL, _ENV)
     work = (_AFTER, _WAIT_FOR_UNKNOWN, _PAYLOAD, _CALL)
     for option in (_RESOURCE, *files, *variables, *work):
-        command = option(command)
-    return command
-
-
-def environment_options(command: CommandFunction) -> CommandFunction:
-    """Add the options of commands that load files: which variables are passed on."""
-    for option in (_NO_ENV, _ENV_ALL, _ENV_NAMES):
-        command = option(command)
-    return command
-
-
-def bundle_options(command: CommandFunction) -> CommandFunction:
-    """Add the options of tasks with a plain payload."""
-    for flag, kind, text in _OPTIONS:
-        if flag != "--cwd":
-            command = _plain_option(flag, kind, text)(command)
-    for option in (_RESOURCE, _AFTER, _WAIT_FOR_UNKNOWN, _BODY):
         command = option(command)
     return command
 
@@ -316,11 +303,16 @@ def _has_input(descriptor: int) -> bool:
     except OSError:
         return False  # stdin is closed
     if stat.S_ISFIFO(found.st_mode):
-        poll = select.poll()
-        poll.register(descriptor, select.POLLIN)
-        return any(events & select.POLLIN for _, events in poll.poll(0))
+        return is_readable(0, descriptor, select.POLLIN)
     is_file = stat.S_ISREG(found.st_mode) and found.st_size > 0
     return is_file and os.lseek(descriptor, 0, os.SEEK_CUR) == 0
+
+
+def is_readable(seconds: float, descriptor: int = 0, wanted: int = ~0) -> bool:
+    """Return whether a read returns soon: there are bytes, or the end."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return any(events & wanted for _, events in poll.poll(seconds * 1000))
 
 
 def read_payload_option(values: str) -> bytes:

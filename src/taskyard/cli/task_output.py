@@ -1,30 +1,34 @@
-"""Commands that print what tasks wrote: `result`, `results`, `log`.
+"""Commands that print what tasks wrote: `results` and `log`.
 
 Long output is printed part by part, so that memory stays bounded.
 """
 
 from __future__ import annotations
 
+import sqlite3
 import sys
 import time
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import click
 
-from taskyard.cli.completion import complete_campaign, complete_name
+from taskyard.campaign.batches import encode_text
+from taskyard.cli.command import Command
 from taskyard.cli.connection import (
+    broker_location,
     closed_with_own_broker,
     connect_read_only,
     connect_unless_settled,
+    is_offline,
     stream_parts,
     whole_result,
 )
-from taskyard.cli.documents import LogDocument, ResultDocument, ResultsDocument
+from taskyard.cli.documents import LogDocument, ResultsDocument
 from taskyard.cli.format import escape_line, full_name, task_name_fields
-from taskyard.cli.options import CliContext, broker_options, raw_option
+from taskyard.cli.options import CliContext, raw_option
 from taskyard.cli.output import (
     encode_json,
     example,
@@ -36,7 +40,10 @@ from taskyard.cli.output import (
     write_lines,
     write_result,
 )
-from taskyard.cli.scopes import OnceOption
+from taskyard.cli.scopes import OnceOption, complete_campaign, complete_name
+from taskyard.core.identity import split
+from taskyard.core.model import shown
+from taskyard.core.states import TaskState
 from taskyard.errors import (
     BytesDamaged,
     BytesMissing,
@@ -47,12 +54,16 @@ from taskyard.errors import (
     UnknownName,
     UserError,
 )
+from taskyard.journal import readonly
+from taskyard.journal.archive import Archive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from taskyard.cli.connection import ReadOnlyClient
+    from taskyard.cli.options import CliContext
     from taskyard.core.blobs import Result
+    from taskyard.core.model import EndedTask
 
 #: How often `log --follow` asks for more.
 POLL_SECONDS: Final = 0.25
@@ -70,62 +81,76 @@ _SETTLED_STATES: Final = ("done", "failed", "cancelled")
 _FUNCTION_SERVICES: Final = ("call", "pickle")
 
 
-@click.command(epilog=example("result fetch-a --output a.bin"))
-@click.argument("name", shell_complete=complete_name)
-@click.option("--output", metavar="FILE", help="Write to this file instead of stdout.")
-@raw_option
-@broker_options
-@click.pass_obj
-def result(cli_context: CliContext, name: str, output: str | None) -> ExitCode:
-    """Print the result of a task, byte for byte.
-
-    The result of a command is its whole stdout, that of a function its return value as JSON. On a
-    terminal, control characters are escaped (see --raw) and a missing last newline is added. Exit 1
-    if there is no result because the task failed, was cancelled or is not done.
-    """
-    with connect_read_only(cli_context) as broker, ExitStack() as stack:
-        (name,) = broker.resolve([name])
-        value = broker.kept_result(name)
-        write: Callable[[bytes], object] = write_result
-        if output not in (None, _STDOUT):
-            write = stack.enter_context(Path(str(output)).open("wb")).write
-        if cli_context.as_json:
-            value = whole_result(broker, name)
-            if write is not write_result:
-                write(value.text)
-            names = task_name_fields(broker.show(name))
-            print_document(ResultDocument(**names, **result_fields(value)))
-        elif value.blob is not None:
-            for part in stream_parts(broker, name):
-                (write_bytes if write is write_result else write)(part)
-            return ExitCode.OK
-        else:
-            write(value.text)
-    return warn_if_truncated(name, value)
-
-
-@click.command(epilog=example("results --campaign thumbs", "results --campaign thumbs --json"))
+@click.command(
+    cls=Command,
+    epilog=example(
+        "results fetch-a", "results fetch-a --output a.bin", "results --campaign thumbs --json"
+    ),
+)
+@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_name)
 @click.option(
     "--campaign",
     cls=OnceOption,
     metavar="NAME",
-    required=True,
-    help="The campaign.",
+    help="All tasks of this campaign.",
     shell_complete=complete_campaign,
 )
+@click.option("--output", metavar="FILE", help="Write to this file instead of stdout.")
 @raw_option
-@broker_options
 @click.pass_obj
-def results(cli_context: CliContext, campaign: str) -> ExitCode:
-    """Print the results of all tasks of a campaign.
+def results(
+    cli_context: CliContext, names: tuple[str, ...], campaign: str | None, output: str | None
+) -> ExitCode:
+    """Print the results of tasks or of a campaign.
 
-    Prints every line of a result behind its task's name and a tab. The stdout of a command that
-    failed is printed too. With --json, prints a document for each task in a line of its own.
-    Results are in the order of submission. Those of tasks that the broker has dropped from memory
-    come first, in the order in which they ended. Exit 1 if a task has no result. Tasks without one
-    are named on stderr.
+    The result of a command is its whole stdout, that of a function its return value as JSON. Those
+    of named tasks are printed byte for byte, one after the other. On a terminal, control characters
+    are escaped (see --raw) and a missing last newline is added.
+
+    Those of a campaign have the task's name and a tab before every line, also the stdout of
+    commands that failed. They are in the order of submission. Tasks that the broker has dropped
+    from memory come first, in the order in which they ended.
+
+    With --json, prints a document for each task in a line of its own. Exit 1 if a task has no
+    result. Such tasks are named on stderr.
     """
-    from taskyard.cli.archived_tasks import CampaignTasks  # noqa: PLC0415  # not for `--help`
+    if bool(names) is (campaign is not None):
+        raise click.UsageError("give names of tasks, or --campaign")
+    if campaign is None:
+        return _named_results(cli_context, names, output)
+    if output is not None:
+        raise UserError("--output: needs names of tasks (or redirect stdout)")
+    return _campaign_results(cli_context, campaign)
+
+
+def _named_results(cli_context: CliContext, names: tuple[str, ...], output: str | None) -> ExitCode:
+    """Print results byte for byte. Raises `TaskFailed` for the first task without one."""
+    codes = []
+    with connect_read_only(cli_context) as broker, ExitStack() as stack:
+        write: Callable[[bytes], object] = write_result
+        if output not in (None, _STDOUT):
+            write = stack.enter_context(Path(str(output)).open("wb")).write
+        for name in broker.resolve(names):
+            value = broker.kept_result(name)
+            if cli_context.as_json:
+                value = whole_result(broker, name)
+                if write is not write_result:
+                    write(value.text)
+                view = broker.show(name)
+                fields = {**task_name_fields(view), **result_fields(value)}
+                print_document(ResultsDocument(**fields, state=view["state"]))
+            elif value.blob is not None:
+                for part in stream_parts(broker, name):
+                    (write_bytes if write is write_result else write)(part)
+                continue
+            else:
+                write(value.text)
+            codes.append(warn_if_truncated(name, value))
+    return max(codes, default=ExitCode.OK)
+
+
+def _campaign_results(cli_context: CliContext, campaign: str) -> ExitCode:
+    from taskyard.cli.task_output import CampaignTasks  # noqa: PLC0415  # not for `--help`
     from taskyard.client.requests import scope_of  # noqa: PLC0415
 
     missing = _MissingResults()
@@ -150,7 +175,7 @@ def results(cli_context: CliContext, campaign: str) -> ExitCode:
     if known > total:
         text = (
             f"{known - total:,} ended tasks are not in the broker's memory (run this command on "
-            "its machine, or use `taskyard result NAME`)"
+            "its machine, or use `taskyard results NAME`)"
         )
         cli_context.warn(text)
     return ExitCode.TASK_FAILED if missing.count or known > total else ExitCode.OK
@@ -220,7 +245,9 @@ def _result_line(
     return document
 
 
-@click.command(epilog=example("log fetch-a", "log fetch-a --follow", "log fetch-a --stderr"))
+@click.command(
+    cls=Command, epilog=example("log fetch-a", "log fetch-a --follow", "log fetch-a --stderr")
+)
 @click.argument("name", shell_complete=complete_name)
 @click.option("-f", "--follow", is_flag=True, help="Print more as it arrives, until the task ends.")
 @click.option("--stdout", "stream", flag_value="stdout", help="Print stdout only.")
@@ -232,7 +259,6 @@ def _result_line(
     help="Print the output of this attempt. If omitted, of the latest.",
 )
 @raw_option
-@broker_options
 @click.pass_obj
 def log(
     cli_context: CliContext, name: str, stream: str | None, attempt: int | None, *, follow: bool
@@ -422,3 +448,82 @@ class _LogPrinter:
     def note_if_empty(self, view: dict[str, Any]) -> None:
         if self._is_empty and not self._cli_context.quiet:
             click.echo(f"task {escape_line(self._name)} ({view['state']}): no output", err=True)
+
+
+#: SQLite deletes the file of a database without a name.
+_TEMPORARY: Final = ""
+
+_LISTED: Final = (
+    "CREATE TABLE listed(place INTEGER PRIMARY KEY, name BLOB UNIQUE, state TEXT, reason TEXT, "
+    "service TEXT)"
+)
+_ARCHIVED: Final = (
+    "CREATE TABLE archived(record INTEGER, name BLOB, state TEXT, PRIMARY KEY (record, name)) "
+    "WITHOUT ROWID"
+)
+_SETTINGS: Final = ("PRAGMA journal_mode=OFF", "PRAGMA synchronous=OFF")
+
+#: An ended task in both was recalled, or is leaving memory. Another one has started again.
+_ADD_ARCHIVED: Final = (
+    "INSERT INTO archived SELECT ?1, ?2, coalesce((SELECT state FROM listed WHERE name = ?2), ?3) "
+    "WHERE NOT EXISTS (SELECT 1 FROM listed WHERE name = ?2 AND NOT state IN ('done', 'cancelled'))"
+)
+_DROP_DOUBLES: Final = "DELETE FROM listed WHERE name IN (SELECT name FROM archived)"
+_COUNT: Final = "SELECT (SELECT count(*) FROM archived) + (SELECT count(*) FROM listed)"
+_ALL_LISTED: Final = (
+    "SELECT name, state, '', '' FROM archived ORDER BY record, name",
+    "SELECT name, state, reason, service FROM listed ORDER BY place",
+)
+
+
+class CampaignTasks:
+    """The tasks of a campaign in a temporary file. A context manager."""
+
+    def __init__(self, campaign: str) -> None:
+        self._campaign = campaign
+        self._database = sqlite3.connect(_TEMPORARY, isolation_level=None)
+        for statement in (*_SETTINGS, _LISTED, _ARCHIVED, "BEGIN"):
+            self._database.execute(statement)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._database.close()
+
+    def add_listed(self, views: Iterable[dict[str, Any]]) -> None:
+        """Add the tasks in memory. Call it before `add_archived`: tasks move to the archive."""
+        fields = ("state", "reason", "service")
+        rows = ((encode_text(view["name"]), *(view[field] for field in fields)) for view in views)
+        insert = "INSERT OR IGNORE INTO listed(name, state, reason, service) VALUES (?, ?, ?, ?)"
+        self._database.executemany(insert, rows)
+
+    def add_archived(self, cli_context: CliContext, broker: ReadOnlyClient) -> None:
+        """Add the tasks in the archive, if the state directory is on this machine."""
+        location = broker_location(cli_context)
+        if location.broker is not None:
+            return
+        open_file = readonly.connect if is_offline(broker) else None
+        with Archive(location.state, open_file) as archive:
+            rows = map(self._row, archive.ended_in(encode_text(self._campaign)))
+            self._database.executemany(_ADD_ARCHIVED, rows)
+        self._database.execute(_DROP_DOUBLES)
+
+    def _row(self, ended: EndedTask) -> tuple[int, bytes, str]:
+        name = split(ended.name, ended.campaign)
+        return ended.record, name, TaskState(ended.state).name.lower()
+
+    def count(self) -> int:
+        """Return how many tasks there are."""
+        ((count,),) = self._database.execute(_COUNT)
+        return int(count)
+
+    def views(self) -> Iterator[dict[str, Any]]:
+        """Yield name, campaign, state, reason and service of each task.
+
+        Reason and service of an archived task are empty. No failed task is archived.
+        """
+        for query in _ALL_LISTED:
+            for name, state, reason, service in self._database.execute(query):
+                named = {"name": shown(name), "campaign": self._campaign}
+                yield {**named, "state": state, "reason": reason, "service": service}

@@ -13,32 +13,33 @@ import time
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from taskyard.cli.command import Command
 from taskyard.cli.connection import connect_to, removed_if_unused
 from taskyard.cli.daemon_options import (
-    allow_option,
-    allow_pickle_option,
+    children_logged,
     listen_option,
+    log_arguments,
+    log_options,
+    open_log,
     page_option,
     read_listen,
-    slots_option,
 )
 from taskyard.cli.format import escape_line, format_count, full_name
-from taskyard.cli.log_options import children_logged, log_arguments, log_options, open_log
-from taskyard.cli.options import (
-    DURATION,
-    CliContext,
-    broker_timeout_option,
-    quiet_option,
-    setting_option,
-    state_option,
-    verbose_option,
-)
+from taskyard.cli.options import DURATION, CliContext, setting_option
 from taskyard.cli.output import example
-from taskyard.cli.resource_options import machine_if_set, resource_options
+from taskyard.cli.work import run
+from taskyard.cli.worker_options import (
+    allow_option,
+    allow_pickle_option,
+    jobs_of_workers,
+    jobs_option,
+    local_machine,
+    worker_resource_options,
+)
 from taskyard.client.internal import InternalClient
 from taskyard.core.events import Scope
 from taskyard.core.limits import SECOND_NS
@@ -95,7 +96,12 @@ _NAMES_SECONDS: Final = 5.0
 _SIGNALS: Final = ((signal.SIGTERM, 1.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0))
 
 
-@click.command(epilog=example("up --workers 2 --detach"))
+@click.command(
+    cls=Command,
+    like=run,
+    most=("workers", "jobs", "listen", "allow", "allow_pickle", "services", "page", "detach"),
+    epilog=example("up --workers 2 --detach"),
+)
 @setting_option(
     "worker.processes",
     "--workers",
@@ -104,9 +110,8 @@ _SIGNALS: Final = ((signal.SIGTERM, 1.0), (signal.SIGTERM, 10.0), (signal.SIGKIL
     show_default="1",
     help="Worker processes.",
 )
-@slots_option("--slots")
-@resource_options
-@state_option
+@jobs_option
+@worker_resource_options
 @listen_option
 @allow_option
 @allow_pickle_option
@@ -120,7 +125,6 @@ _SIGNALS: Final = ((signal.SIGTERM, 1.0), (signal.SIGTERM, 10.0), (signal.SIGKIL
     help="Service that the workers offer. Repeatable.",
 )
 @page_option
-@click.option("--no-page", is_flag=True, help="Start no page.")
 @click.option(
     "-d",
     "--detach",
@@ -128,55 +132,54 @@ _SIGNALS: Final = ((signal.SIGTERM, 1.0), (signal.SIGTERM, 10.0), (signal.SIGKIL
     help="Run in the background. Without --log-file, the log is STATE/log/up.log.",
 )
 @log_options
-@verbose_option
-@quiet_option
 @click.pass_obj
 def up(  # noqa: PLR0913  # one per option
     cli_context: CliContext,
+    /,
     *,
     workers: int,
-    slots: int | None,
-    state: Path,
+    jobs: int | None,
     listen: tuple[str, ...],
     allow: tuple[str, ...],
-    allow_pickle: bool,
     services: tuple[str, ...],
-    cpus: int | None,
-    memory: int | None,
-    gpus: tuple[str, ...] | None,
-    resources: tuple[tuple[bytes, int], ...],
     page: str,
-    no_page: bool,
+    allow_pickle: bool,
     detach: bool,
+    **resources: Any,  # noqa: ANN401  # of `worker_resource_options`
 ) -> ExitCode | None:
     """Run a broker, workers and a page until stopped.
 
     Runs in the foreground until Ctrl-C, SIGTERM or `taskyard down`. Then the workers finish their
     running tasks and the broker exits. Processes that die are restarted. With --detach, the command
-    returns when all processes are ready. SIGHUP or `taskyard config reload` reloads the settings.
+    returns when all processes are ready. SIGHUP or `taskyard config --reload` reloads the settings.
 
     The workers share the cores, the memory, the GPUs and the other resources of this machine.
 
     Prints the address of the page with a token, which is good until the command ends.
     """
     read_listen(listen, cli_context.settings().listeners)  # fail before anything is started
-    machine = machine_if_set(cpus, memory, gpus, resources)
-    page = "" if no_page else _usable_page(cli_context, page)
+    state, machine = cli_context.state_directory(), local_machine(resources)
+    page = _usable_page(cli_context, page)
     if allow_pickle:
         services = tuple(dict.fromkeys((*services, PICKLE.decode())))
+    worker_spec = WorkerSpec(
+        workers=workers,
+        allow=allow,
+        services=services,
+        allow_pickle=allow_pickle,
+        machine=machine,
+        jobs=jobs_of_workers(cli_context.settings(), jobs, workers),
+    )
     if detach:
         arguments = ["up", "--workers", str(workers), "--state", str(state)]
-        arguments += _as_arguments(slots=slots, listen=listen, allow=allow, service=services)
-        arguments += _as_arguments(config=cli_context.config) + (
-            [] if listen else ["--native-only"]
-        )
+        arguments += _as_arguments(jobs=jobs, listen=listen, allow=allow, service=services)
+        arguments += _as_arguments(config=cli_context.config, page=page or NO_PAGE)
+        arguments += [] if listen else ["--native-only"]
         arguments += ["--allow-pickle"] if allow_pickle else []
-        arguments += [] if machine is None else machine.arguments()
-        arguments += ["--page", page] if page else ["--no-page"]
+        arguments += [] if machine is None else machine.arguments("--worker-")
         arguments += _log_options(cli_context)
         _detach(cli_context, state, workers, arguments)
         return None
-    worker_spec = WorkerSpec(workers, slots, allow, services, allow_pickle, machine=machine)
     writer = open_log(cli_context, "up")
     with stop_signals_as_interrupt(), children_logged(cli_context, writer):
         return _run_until_stopped(cli_context, state, worker_spec, listen, page)
@@ -375,17 +378,13 @@ def _poll_until(deadline: float) -> Iterator[None]:
 # Down.
 
 
-@click.command(epilog=example("down --timeout 5m"))
-@state_option
-@click.option("--timeout", type=DURATION, default="60s", help="How long to wait for running tasks.")
-@broker_timeout_option
-@verbose_option
-@quiet_option
+@click.command(cls=Command, epilog=example("down --grace 5m"))
+@click.option("--grace", type=DURATION, default="60s", help="How long to wait for running tasks.")
 @click.pass_obj
-def down(cli_context: CliContext, *, state: Path, timeout: int) -> ExitCode | None:
+def down(cli_context: CliContext, *, grace: int) -> ExitCode | None:
     """Stop the broker and workers of a state directory.
 
-    Workers finish their running tasks and exit, then the broker exits. After --timeout, all
+    Workers finish their running tasks and exit, then the broker exits. After --grace, all
     processes are stopped by signals. Interrupted tasks return to the queue and run again after the
     next start. Then their names are printed and the exit code is 4. Exit 3 if no broker is running
     there.
@@ -394,13 +393,15 @@ def down(cli_context: CliContext, *, state: Path, timeout: int) -> ExitCode | No
         "interrupted; the broker stops when the running tasks are done (`taskyard "
         "down` waits for it)"
     )
-    cli_context.ignore_invalid_settings()  # they are loaded already unless --state is given
+    if cli_context.state is not None:
+        cli_context.ignore_invalid_settings()
+    state = cli_context.state_directory()
     holders = {name: pid for name in (UP_FILE, LOCK_FILE) if (pid := lock_holder(state / name))}
     if not holders:
         raise NoBroker(f"no broker is running on {state} (give --state)")
     try:
         with connect_to(cli_context, endpoints.native_endpoint(state)) as client:
-            return _down(cli_context, client, state, timeout / SECOND_NS)
+            return _down(cli_context, client, state, grace / SECOND_NS)
     except NoBroker:
         cli_context.info("the broker does not reply, stopping it by signal")
         _stop_by_signal(cli_context, state)

@@ -6,19 +6,20 @@ import concurrent.futures
 import time
 from collections import Counter
 from functools import partial
+from heapq import nlargest
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import click
 
-from taskyard.cli.completion import complete_name
+from taskyard.cli.command import Command
 from taskyard.cli.connection import connect_client, connect_unless_settled
-from taskyard.cli.documents import WaitAnyDocument, WaitDocument
+from taskyard.cli.documents import SlowTask, WaitAnyDocument, WaitDocument
 from taskyard.cli.format import escape_line, format_count, format_duration, full_name
-from taskyard.cli.options import DURATION, CliContext, broker_options, progress_option
+from taskyard.cli.options import DURATION, CliContext, progress_option
 from taskyard.cli.output import example, print_document
 from taskyard.cli.progress import ProgressBar, format_counts
-from taskyard.cli.scopes import check_campaign, target_options, to_scope
-from taskyard.cli.slow_tasks import slowest_line
+from taskyard.cli.scopes import check_campaign, complete_name, target_options, to_scope
+from taskyard.cli.task_list import list_tasks
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TaskState
 from taskyard.errors import (
@@ -33,9 +34,10 @@ from taskyard.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Container, Iterator, Sequence
     from contextlib import AbstractContextManager
 
+    from taskyard.cli.connection import ReadOnlyClient
     from taskyard.cli.documents import JsonDocument
     from taskyard.client.futures import Future
     from taskyard.client.internal import InternalClient
@@ -57,11 +59,14 @@ _RUNNABLE: Final = ("delayed", "ready", "leased")
 
 
 @click.command(
+    cls=Command,
+    like=list_tasks,
+    most=("is_any", "campaign", "timeout", "progress"),
     epilog=example(
         "wait fetch-a fetch-b",
         "wait --campaign thumbs --timeout 1h30m",
         "wait --any fetch-a fetch-b",
-    )
+    ),
 )
 @click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_name)
 @click.option(
@@ -70,7 +75,6 @@ _RUNNABLE: Final = ("delayed", "ready", "leased")
 @target_options
 @click.option("--timeout", type=DURATION, help="Maximum time to wait, as in 90s or 5m.")
 @progress_option
-@broker_options
 @click.pass_obj
 def wait(
     cli_context: CliContext,
@@ -423,3 +427,54 @@ def _scope(**values: Any) -> Scope:  # noqa: ANN401  # passed on
     from taskyard.client.requests import scope_of  # noqa: PLC0415  # not needed by completion
 
     return scope_of(**values)
+
+
+#: How many tasks a summary names.
+SLOWEST_SHOWN: Final = 3
+
+#: More tasks are not searched: some tenths of a second.
+SLOWEST_SEARCHED_MAX: Final = 10_000
+
+#: Faster tasks are not named.
+SLOW_SECONDS_MIN: Final = 1.0
+
+_MEASURED: Final = (TaskState.DONE, TaskState.FAILED)
+
+
+def slowest_tasks(
+    client: ReadOnlyClient, scope: Scope, names: Container[str] | None = None
+) -> list[SlowTask]:
+    """Return the slowest ended tasks of a scope by their latest attempts, slowest first.
+
+    With `names`, only tasks with one of these names.
+    """
+    from msgspec import structs  # noqa: PLC0415  # not needed by `--help`
+
+    ended = client.tasks(structs.replace(scope, states=_MEASURED), measured=True)
+    found = (
+        view
+        for view in ended
+        if (view["duration"] or 0.0) >= SLOW_SECONDS_MIN
+        and (names is None or view["name"] in names)
+    )
+    return [
+        SlowTask(name=view["name"], campaign=view["campaign"], seconds=view["duration"])
+        for view in nlargest(SLOWEST_SHOWN, found, key=lambda view: float(view["duration"]))
+    ]
+
+
+def slowest_line(client: ReadOnlyClient, scope: Scope, total: int) -> str:
+    """Return a line that names the slowest of `total` tasks, or "" if all were fast."""
+    if total > SLOWEST_SEARCHED_MAX:
+        return "  slowest: see `taskyard list --sort duration`"
+    return format_slowest(slowest_tasks(client, scope))
+
+
+def format_slowest(tasks: list[SlowTask]) -> str:
+    """Return a line that names slow tasks, or "" if there are none."""
+    names = [
+        f"{escape_line(full_name({'campaign': one.campaign, 'name': one.name}))} "
+        f"{format_duration(one.seconds)}"
+        for one in tasks
+    ]
+    return f"  slowest: {', '.join(names)}" if names else ""

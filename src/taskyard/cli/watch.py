@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from taskyard.cli.command import Command
 from taskyard.cli.connection import connect_client
 from taskyard.cli.documents import GapDocument
 from taskyard.cli.format import escape_line, format_date, format_duration
-from taskyard.cli.options import CliContext, broker_options
+from taskyard.cli.options import CliContext
 from taskyard.cli.output import example, print_document, print_view
 from taskyard.cli.scopes import target_options, to_scope
+from taskyard.cli.task_list import list_tasks
 from taskyard.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
@@ -63,7 +65,10 @@ _WIDTH: Final = max(map(len, RECORD_LABELS.values()))
 
 
 @click.command(
-    epilog=example("watch", "watch --campaign thumbs --until-settled", "watch --since 0")
+    cls=Command,
+    like=list_tasks,
+    most=("campaign", "since", "until_settled"),
+    epilog=example("watch", "watch --campaign thumbs --until-settled", "watch --since 0"),
 )
 @target_options
 @click.option(
@@ -75,7 +80,6 @@ _WIDTH: Final = max(map(len, RECORD_LABELS.values()))
 @click.option(
     "--until-settled", is_flag=True, help="Exit when the campaign, or every task, has settled."
 )
-@broker_options
 @click.pass_obj
 def watch(
     cli_context: CliContext,

@@ -10,27 +10,21 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from msgspec import Struct, structs
 
-from taskyard.cli.daemon_options import (
-    allow_pickle_option,
-    check_dialect,
-    until_eof_option,
-)
-from taskyard.cli.log_options import log_options, open_log
+from taskyard.cli.command import Command
+from taskyard.cli.daemon_options import check_dialect, log_options, open_log, until_eof_option
 from taskyard.cli.options import (
     DURATION,
     DURATION_OR_AUTO,
     CliContext,
-    SettingOption,
-    broker_state_option,
-    config_option,
-    invite_option,
-    key_option,
-    quiet_option,
     setting_option,
-    verbose_option,
 )
 from taskyard.cli.output import example
-from taskyard.cli.resource_options import given_resource_options, machine_of, resource_options
+from taskyard.cli.worker_options import (
+    allow_pickle_option,
+    given_resource_options,
+    machine_of,
+    resource_options,
+)
 from taskyard.client import discovery
 from taskyard.core.limits import HEARTBEATS_PER_LEASE_MIN, NAME_BYTES_MAX, NUMBER_MAX
 from taskyard.errors import UserError
@@ -142,22 +136,11 @@ class WorkerOptions(Struct, frozen=True):
         }
 
 
-@click.command(epilog=example("worker --slots 4 --allow imaging --state ./.taskyard"))
-@click.option(
-    "--broker",
-    "brokers",
-    cls=SettingOption,
-    envvar="TASKYARD_BROKER",
-    show_default="in the state directory",
-    multiple=True,
-    metavar="URL",
-    help="Endpoint of the broker. `+` joins the places of one broker. Repeatable, except with "
-    "--dialect ping-pong.",
+@click.command(
+    cls=Command,
+    is_peer=True,
+    epilog=example("worker --slots 4 --allow imaging --state ./.taskyard"),
 )
-@broker_state_option
-@key_option
-@invite_option
-@config_option
 @setting_option(
     "worker.slots",
     "--slots",
@@ -255,8 +238,6 @@ class WorkerOptions(Struct, frozen=True):
 @click.option("--replaces", type=click.IntRange(0, NUMBER_MAX), default=0, hidden=True)
 @log_options
 @until_eof_option
-@verbose_option
-@quiet_option
 @click.pass_obj
 def worker(cli_context: CliContext, /, **options: Any) -> None:  # noqa: ANN401  # the fields of `WorkerOptions`
     """Run a worker in the foreground.
@@ -290,6 +271,7 @@ def worker(cli_context: CliContext, /, **options: Any) -> None:  # noqa: ANN401 
     If no broker is running, the worker waits for one. On SIGTERM or Ctrl-C it finishes its running
     tasks and exits 0. A second signal kills them and returns them to the broker.
     """
+    options |= {"brokers": cli_context.brokers, "state": cli_context.state}
     _apply_invitation(cli_context, options)
     values = WorkerOptions(**options)
     _check(values)

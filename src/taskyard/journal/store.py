@@ -165,7 +165,7 @@ class Store(StoreReader):
 
 
 class MemoryStore(Store):
-    """A journal in memory, for tests and brokers with `--memory`."""
+    """A journal in memory, for tests and brokers with `--in-memory`."""
 
     def __init__(self, identity: bytes | None = None) -> None:
         self._identity = identity or secrets.token_bytes(chain.IDENTITY_BYTES)

@@ -57,8 +57,8 @@ def format_file(invitation: Invitation) -> str:
     return (
         f"# An invitation to a Taskyard broker as {invitation.name} "
         f"({', '.join(invitation.roles)}).\n"
-        "# Keep it private, mode 0600. Use it with --invite FILE, such as `taskyard worker "
-        "--invite FILE`,\n# or TASKYARD_INVITE=FILE.\n"
+        "# Keep it private, mode 0600. Use it with `taskyard join FILE`, --invite FILE of\n"
+        "# other commands, or TASKYARD_INVITE=FILE.\n"
         f"{format_line(invitation)}\n"
     )
 

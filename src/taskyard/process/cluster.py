@@ -172,7 +172,7 @@ class LocalCluster:
         self._report = report
         self._broker = ManagedProcess(
             "broker",
-            ["broker", "--memory", "--state", str(state), "--until-eof", "--quiet"],
+            ["broker", "--in-memory", "--state", str(state), "--until-eof", "--quiet"],
             BROKER_POLICY,
             ignore,  # an executor raises exceptions instead
             on_line=lambda _line: self._on_listening(),

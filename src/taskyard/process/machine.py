@@ -58,13 +58,14 @@ class Machine(Struct, frozen=True):
         others = tuple((name, _whole_share(amount, index, count)) for name, amount in self.others)
         return Machine(self.cpus // count, self.memory // count, self.gpus[index::count], others)
 
-    def arguments(self) -> list[str]:
-        """Return the options of `worker` that give it these resources."""
+    def arguments(self, prefix: str = "--") -> list[str]:
+        """Return the options that give these resources to `worker`, or with a prefix to `up`."""
         gpus = "".join(f"{one}," for one in self.gpus) or "0"
-        options = ["--cpus", format_amount(CPUS, self.cpus), "--memory", str(self.memory)]
-        options += ["--gpus", gpus]
+        options = [f"{prefix}cpus", format_amount(CPUS, self.cpus)]
+        options += [f"{prefix}memory", str(self.memory)]
+        options += [f"{prefix}gpus", gpus]
         for name, amount in self.others:
-            options += ["--resource", f"{name.decode()}={format_amount(name, amount)}"]
+            options += [f"{prefix}resource", f"{name.decode()}={format_amount(name, amount)}"]
         return options
 
 

@@ -55,7 +55,7 @@ class WorkerSpec(Struct, frozen=True):
     """How many workers to start, and with which options."""
 
     workers: int = 1
-    #: None: one per core.
+    #: Of each. None: one per core.
     slots: int | None = None
     allow: tuple[str, ...] = ()
     #: Empty: the worker's default services.
@@ -69,17 +69,26 @@ class WorkerSpec(Struct, frozen=True):
     calls_max: int = 0
     #: The resources that all workers share. None: those of this machine.
     machine: Machine | None = None
+    #: Slots of all workers together, in place of `slots`.
+    jobs: int | None = None
 
     def share(self, number: int) -> Machine:
         """Return the resources of the worker with this number, from 1 on."""
         whole = this_machine() if self.machine is None else self.machine
         return whole.share(number - 1, self.workers)
 
+    def slots_of(self, number: int = 1) -> int | None:
+        """Return the slots of the worker with this number. The first one has the most."""
+        if self.jobs is None:
+            return self.slots
+        each, more = divmod(self.jobs, self.workers)
+        return each + (number <= more)
+
     def arguments(self, state: Path, name: str, number: int) -> list[str]:
         """Return the command line of the worker `name`, which has this number from 1 on."""
         arguments = ["worker", "--state", str(state), "--name", name, "--quiet", "--until-eof"]
-        if self.slots is not None:
-            arguments += ["--slots", str(self.slots)]
+        if (slots := self.slots_of(number)) is not None:
+            arguments += ["--slots", str(slots)]
         for module in self.allow:
             arguments += ["--allow", module]
         for service in self.services:

@@ -130,7 +130,7 @@ def load(
     settings = reading.settings()
     if reading.problems:
         more = len(reading.problems) - 1
-        rest = f" (and {more} more, see `taskyard config check`)" if more else ""
+        rest = f" (and {more} more, see `taskyard config --check`)" if more else ""
         raise InvalidSettings(reading.problems[0] + rest)
     return settings
 

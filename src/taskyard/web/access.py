@@ -180,7 +180,7 @@ _HTTP_PORT: Final = 80
 
 _REFUSED: Final = (
     "this page needs a token: open the address that `taskyard up` printed, or print one with "
-    "`taskyard web --invite viewer`"
+    "`taskyard web --share viewer`"
 )
 
 

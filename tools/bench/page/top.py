@@ -13,7 +13,7 @@ from bench.processes import Broker
 from bench.table import TableLine, table_line
 from bench.targets import TOP_REFRESH_MS
 from taskyard.cli.options import CliContext
-from taskyard.cli.top import BrokerConnector
+from taskyard.cli.web import BrokerConnector
 from taskyard.client import task_filters
 from taskyard.client.broker_link import BrokerLink
 from taskyard.tui.app import Top

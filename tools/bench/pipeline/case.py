@@ -186,9 +186,9 @@ def command(directory: str, *words: str) -> Cost:
 
 
 def load(file: str, tasks: str) -> LoadCosts:
-    """Measure `pipeline load` to a new durable broker. The command is measured in a process of its
+    """Measure `load --spark` to a new durable broker. The command is measured in a process of its
     own, because the broker is a child of this one."""
-    words = ("pipeline", "load", file, "--campaign", _CAMPAIGN, "--master", MASTER)
+    words = ("load", file, "--campaign", _CAMPAIGN, "--spark", MASTER)
     with BrokerBench("durable") as stage:
         began_ns = stage.cpu_ns()
         measure = [sys.executable, "-m", "bench.pipeline.case", "command", str(Path(file).parent)]

@@ -202,7 +202,8 @@ def _command_lines(
     target: Target | None = None,
 ) -> list[TableLine]:
     """Return the lines of a `taskyard pipeline` command."""
-    whole = ("pipeline", *words, "--master", pipeline_case.MASTER)
+    group = () if words[0] == "report" else ("pipeline",)
+    whole = (*group, *words, "--master", pipeline_case.MASTER)
     costs = [run_case(Cost, "command", str(directory), *whole) for _ in settings.times()]
     return [
         table_line(what, "CPU s", [cost.cpu_s for cost in costs], target),
@@ -212,6 +213,6 @@ def _command_lines(
 
 def _run_like_the_demo(directory: Path, tasks: int) -> None:
     pipeline_campaigns.write_like_the_demo(directory / "campaign.jsonl", tasks)
-    words = ["run", "campaign.jsonl", "--state", "state", "--workers", "4", "--slots", "2"]
+    words = ["run", "campaign.jsonl", "--state", "state", "--workers", "4", "-j", "8"]
     whole = [*pipeline_case.TASKYARD, *words, "--allow", "time", "--quiet"]
     pipeline_cost.run(whole, directory, good=(ExitCode.TASK_FAILED,))  # some tasks fail on purpose

@@ -8,8 +8,8 @@ from taskyard.cli.documents import JsonDocument
 from taskyard.wire.views import Document
 
 
-class PipelineLoadDocument(JsonDocument, tag="pipeline load"):
-    """`pipeline load`."""
+class PipelineLoadDocument(JsonDocument, tag="load"):
+    """`load --spark`."""
 
     campaign: str
     new: int
@@ -26,8 +26,8 @@ class BadRow(Document):
     reason: str
 
 
-class PipelineLoadDryRunDocument(JsonDocument, tag="pipeline load"):
-    """`pipeline load --dry-run`."""
+class PipelineLoadDryRunDocument(JsonDocument, tag="load"):
+    """`load --spark --dry-run`."""
 
     tasks: int
     edges: int
@@ -137,8 +137,8 @@ class ReportComparison(Document):
     figures: list[ComparedFigure]
 
 
-class PipelineReportDocument(JsonDocument, tag="pipeline report"):
-    """`pipeline report`."""
+class PipelineReportDocument(JsonDocument, tag="report"):
+    """`report`."""
 
     page: str
     tables: str

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from taskyard.cli.format import format_count
-from taskyard.cli.options import CliContext, worker_broker_options
+from taskyard.cli.options import CliContext
 from taskyard.cli.output import example, print_document
 from taskyard.cli.pipeline.documents import PipelineFleetDocument
 from taskyard.cli.pipeline.group import SparkCommand, master_option
@@ -56,7 +56,6 @@ if TYPE_CHECKING:
     help="Offer the functions of this module of the executors. Repeatable.",
 )
 @master_option
-@worker_broker_options
 @click.pass_obj
 def fleet(cli_context: CliContext, /, workers: int, **given: Any) -> ExitCode:  # noqa: ANN401
     """Run workers inside Spark executors.

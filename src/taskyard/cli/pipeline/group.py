@@ -10,22 +10,15 @@ from typing import Final
 
 import click
 
+from taskyard.cli.command import Command
 from taskyard.cli.commands import LazyCommand, LazyGroup
-from taskyard.cli.options import NEAREST_STATE, SettingOption, quiet_option, verbose_option
+from taskyard.cli.options import NEAREST_STATE, SettingOption
 from taskyard.errors import NotInstalled
 
 COMMANDS: dict[str, LazyCommand] = {
-    "load": LazyCommand(
-        "taskyard.cli.pipeline.load:load",
-        "Load graphs of tasks from files, checked by Spark.",
-    ),
     "history": LazyCommand(
         "taskyard.cli.pipeline.history:history",
         "Compute tables from the history, incrementally.",
-    ),
-    "report": LazyCommand(
-        "taskyard.cli.pipeline.report:report",
-        "Write an HTML report with charts, and tables.",
     ),
     "sweep": LazyCommand(
         "taskyard.cli.pipeline.sweep:sweep",
@@ -48,7 +41,7 @@ def require_spark() -> None:
         raise NotInstalled(f"{', '.join(missing)} not installed (`pip install 'taskyard[spark]'`)")
 
 
-class SparkCommand(click.Command):
+class SparkCommand(Command):
     """A command that needs Spark. Without it, it raises a `UserError`."""
 
     def invoke(self, ctx: click.Context) -> object:
@@ -87,11 +80,16 @@ states_option = click.option(
 )
 
 
-@click.group(cls=LazyGroup, lazy_commands=COMMANDS, no_args_is_help=True)
-@verbose_option
-@quiet_option
+#: Commands that have another place.
+_SUGGESTIONS: dict[str, tuple[str, ...]] = {
+    "load": ("`taskyard load --spark`",),
+    "report": ("`taskyard report`",),
+}
+
+
+@click.group(cls=LazyGroup, lazy_commands=COMMANDS, suggestions=_SUGGESTIONS, no_args_is_help=True)
 def pipeline() -> None:
-    """Run Spark jobs: load, history, report, sweep, fleet.
+    """Run Spark jobs: history, sweep, fleet.
 
     Needs the extra: pip install 'taskyard[spark]', which includes Java. A Spark session takes some
     seconds to start.

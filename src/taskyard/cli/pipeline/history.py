@@ -11,14 +11,7 @@ import click
 from msgspec import structs
 
 from taskyard.cli.format import format_count
-from taskyard.cli.options import (
-    DURATION,
-    CliContext,
-    config_option,
-    json_option,
-    quiet_option,
-    verbose_option,
-)
+from taskyard.cli.options import DURATION, CliContext
 from taskyard.cli.output import example, print_document
 from taskyard.cli.pipeline.documents import (
     PipelineHistoriesDocument,
@@ -49,7 +42,6 @@ FOLDER = "tables"
         "pipeline history --state ./north/.taskyard --state ./south/.taskyard",
     ),
 )
-@config_option
 @states_option
 @click.option(
     "--out",
@@ -70,9 +62,6 @@ FOLDER = "tables"
     help="Keep the tables of earlier runs that long. Older files are removed now and then.",
 )
 @master_option
-@json_option
-@verbose_option
-@quiet_option
 @click.pass_obj
 def history(  # noqa: PLR0913  # one for each option
     cli_context: CliContext,
@@ -82,7 +71,6 @@ def history(  # noqa: PLR0913  # one for each option
     *,
     keep: int,
     master: str,
-    as_json: bool,
 ) -> None:
     """Compute tables from the history, incrementally.
 
@@ -116,7 +104,7 @@ def history(  # noqa: PLR0913  # one for each option
         local = [Path(place) for place in places if "://" not in place]
         results = _run(cli_context, jobs, master, (states, local))
     rows = zip(states, places, results, are_complete, strict=True)
-    _print(cli_context, [_state_history(*row) for row in rows], as_json=as_json)
+    _print(cli_context, [_state_history(*row) for row in rows])
 
 
 def _state_history(
@@ -178,12 +166,12 @@ def _run_jobs(
     return results
 
 
-def _print(cli_context: CliContext, made: list[StateHistory], *, as_json: bool) -> None:
+def _print(cli_context: CliContext, made: list[StateHistory]) -> None:
     for one in made:
         if not one.complete:
             which = "this state" if len(made) == 1 else one.state
             cli_context.info(f"a broker is running on {which}: the tables end at its last export")
-    if as_json:
+    if cli_context.as_json:
         print_document(
             PipelineHistoryDocument(**structs.asdict(made[0]))
             if len(made) == 1

@@ -1,4 +1,4 @@
-"""`taskyard pipeline load`: check campaign files with Spark and submit them from its partitions."""
+"""`taskyard load --spark`: check campaign files with Spark and submit them from its partitions."""
 
 from __future__ import annotations
 
@@ -10,21 +10,18 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from taskyard.campaign.detection import Format
-from taskyard.campaign.formats import FileOptions
 from taskyard.campaign.reader import default_campaign_name
 from taskyard.campaign.rejects import write_rejected
 from taskyard.campaign.shell_lines import count_skipped
 from taskyard.cli.connection import connect_client
 from taskyard.cli.format import escape_line, format_count, format_duration
-from taskyard.cli.load import format_options, print_rejected, skipped_text
-from taskyard.cli.options import CliContext, broker_options
-from taskyard.cli.output import example, print_document
+from taskyard.cli.load import file_options, print_rejected, skipped_text
+from taskyard.cli.options import CliContext
+from taskyard.cli.output import print_document
 from taskyard.cli.pipeline.documents import BadRow, PipelineLoadDocument, PipelineLoadDryRunDocument
-from taskyard.cli.pipeline.group import SparkCommand, master_option
+from taskyard.cli.pipeline.group import require_spark
 from taskyard.cli.pipeline.progress import started_session
 from taskyard.cli.progress import ProgressBar
-from taskyard.cli.scopes import OnceOption
-from taskyard.cli.task_options import TaskKey
 from taskyard.client import discovery
 from taskyard.core.events import UnknownPolicy
 from taskyard.core.limits import SECOND_NS
@@ -49,53 +46,29 @@ LISTED_MAX: Final = 1000
 _NAMES_SHOWN: Final = 6
 
 
-@click.command(
-    cls=SparkCommand,
-    epilog=example(
-        "pipeline load campaign.parquet --dry-run",
-        "pipeline load 'campaigns/*.jsonl.gz' --campaign november",
-        "pipeline load big.parquet --master spark://head:7077 --broker tcp://head:6125",
-    ),
-)
-@click.argument("files", nargs=-1, required=True, metavar="FILE…")
-@click.option("--dry-run", is_flag=True, help="Only check the files. Needs no broker.")
-@click.option(
-    "--campaign",
-    cls=OnceOption,
-    type=TaskKey("name", "NAME"),
-    help="Name of the campaign. The file name without suffix if omitted.",
-)
-@click.option("--skip-bad", is_flag=True, help="Skip rejected rows and their dependents.")
-@click.option(
-    "--rejects",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="JSONL file for rejected rows. Beside each input file if omitted.",
-)
-@format_options
-@click.option(
-    "--replay", is_flag=True, help="WfCommons: sleep for the recorded run time of each task."
-)
-@click.option("--speedup", type=float, default=1.0, metavar="N", help="Replay N times as fast.")
-@master_option
-@broker_options
-@click.pass_obj
-def load(cli_context: CliContext, /, files: tuple[str, ...], **values: Any) -> ExitCode:  # noqa: ANN401
-    """Load graphs of tasks from files, checked by Spark.
+def load_with_spark(
+    cli_context: CliContext, files: tuple[str, ...], values: dict[str, Any]
+) -> ExitCode:
+    """Check files in Spark, and submit their tasks from its partitions.
 
-    Reads JSONL (also .gz), CSV, Parquet, WfCommons, dwork's comma lines or shell commands. FILE
-    may be a pattern or a directory. Of a directory, files with a suffix of these formats are
-    loaded, or all with --format. All files are checked first for duplicate names, unknown
-    dependencies, cycles and bad values. Rejected rows are written to a file with their file,
-    line and reason. Then nothing is submitted and the exit code is 2, unless --skip-bad is
-    given. Tasks are submitted from the partitions, dependencies first. Safe to interrupt and run
-    again: no task is submitted twice.
+    All files are checked first for duplicate names, unknown dependencies, cycles and bad values.
+    Rejected rows are written to a file. Safe to interrupt and run again.
     """
+    require_spark()
+    from taskyard.pipeline.jvm import end_jvm_on_signals  # noqa: PLC0415  # imports Spark
+
+    with end_jvm_on_signals():
+        return _load_files(cli_context, files, values)
+
+
+def _load_files(
+    cli_context: CliContext, files: tuple[str, ...], values: dict[str, Any]
+) -> ExitCode:
     from taskyard.pipeline.sources import campaigns  # noqa: PLC0415  # imports pyarrow
 
     found = campaigns.find(files, values["form"])
     campaign = values["campaign"] or _campaign(files, found.files)
-    options = FileOptions(values["form"], values["replay"], values["speedup"], campaign)
+    options = file_options(campaign, values)
     planned = campaigns.plan(found.files, options)
     if skipped := found.skipped_text():
         cli_context.info(f"skipped {escape_line(skipped)}")
@@ -121,7 +94,7 @@ def _spark(cli_context: CliContext, master: str) -> Iterator[SparkSession]:
     """Yield a session whose machines have Taskyard. A machine without a file names it itself."""
     from taskyard.pipeline import executors  # noqa: PLC0415  # imports Spark
 
-    name, conf = "taskyard pipeline load", executors.PYTHON_ONLY
+    name, conf = "taskyard load", executors.PYTHON_ONLY
     with started_session(cli_context, name, master, conf=conf) as spark:
         executors.check(spark, master)
         yield spark
@@ -149,7 +122,7 @@ def _dry_run(cli_context: CliContext, planned: CampaignFiles, values: dict[str, 
     from taskyard.pipeline.jobs import load as job  # noqa: PLC0415
 
     on_stage = _stage_lines(cli_context, planned)
-    with _spark(cli_context, values["master"]) as spark:
+    with _spark(cli_context, values["spark"]) as spark:
         checked = job.read(spark, planned, on_stage=on_stage)
         checked.revalidate(existing=())
         if cli_context.as_json:
@@ -178,7 +151,7 @@ def _load(
     campaign = planned.options.campaign
     target_now = _target_now(cli_context, client, campaign)
     on_stage = _stage_lines(cli_context, planned)
-    with _spark(cli_context, values["master"]) as spark:
+    with _spark(cli_context, values["spark"]) as spark:
         checked = job.read(spark, planned, target_now(), on_stage)
         checked.revalidate(client.known_predecessors(campaign, list(checked.validation.unknown)))
         _report_rejects(cli_context, checked, values)

@@ -11,13 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from taskyard import __version__
-from taskyard.cli.options import (
-    CliContext,
-    config_option,
-    json_option,
-    quiet_option,
-    verbose_option,
-)
+from taskyard.cli.options import CliContext
 from taskyard.cli.output import example, print_document
 from taskyard.cli.pipeline.documents import (
     ComparedFigure,
@@ -51,7 +45,6 @@ if TYPE_CHECKING:
 def history_options(command: Any) -> Any:  # noqa: ANN401  # click's decorator
     """Add options that locate a history."""
     for option in (
-        config_option,
         click.option(
             "--campaign",
             cls=OnceOption,
@@ -149,9 +142,6 @@ def history_location(
     "of a state, of the tables of `pipeline history`, or of an earlier report.",
 )
 @master_option
-@json_option
-@verbose_option
-@quiet_option
 @click.pass_obj
 def report(cli_context: CliContext, /, out: Path, master: str, **values: Any) -> ExitCode:  # noqa: ANN401
     """Write an HTML report with charts, and tables.
@@ -175,7 +165,7 @@ def report(cli_context: CliContext, /, out: Path, master: str, **values: Any) ->
         page=values["page"],
         compare=values["compare"],
     )
-    _print_result(path, facts, as_json=values["as_json"])
+    _print_result(cli_context, path, facts)
     return ExitCode.OK if facts.guarantees.is_clean else ExitCode.STATE_DAMAGED
 
 
@@ -250,11 +240,11 @@ def _find(
     return [history.find_directory(state, scratch)]
 
 
-def _print_result(path: Path, facts: ReportSummary, *, as_json: bool) -> None:
+def _print_result(cli_context: CliContext, path: Path, facts: ReportSummary) -> None:
     from taskyard.pipeline.report.headline import sentences  # noqa: PLC0415
 
     guarantees = facts.guarantees
-    if as_json:
+    if cli_context.as_json:
         document = PipelineReportDocument(
             page=str(path),
             tables=str(path.parent / "tables"),

@@ -7,12 +7,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from taskyard.cli.options import DURATION, CliContext, json_option, quiet_option, verbose_option
+from taskyard.cli.options import DURATION, CliContext
 from taskyard.cli.output import example, print_document, print_table
 from taskyard.cli.pipeline.documents import PipelineSweepDocument, SweepPoint
 from taskyard.cli.pipeline.group import SparkCommand, master_option
 from taskyard.cli.pipeline.progress import StageProgress, starting_text
-from taskyard.cli.pipeline.report import HistoryLocation, history_location, history_options
+from taskyard.cli.pipeline.report import (
+    HistoryLocation,
+    history_location,
+    history_options,
+    report,
+)
 from taskyard.errors import UserError
 from taskyard.settings.loader import to_rules_set
 
@@ -30,6 +35,8 @@ _POINTS_PRINTED_MAX: Final = 60
 
 @click.command(
     cls=SparkCommand,
+    like=report,
+    most=("campaign", "workers", "slots", "policies", "run_time", "price", "out"),
     epilog=example(
         "pipeline sweep --campaign nightly --workers 1,2,4,…,256 --out ./sweep",
         "pipeline sweep workflow.json --workers 1,2,4,…,64 --slots 1,4",
@@ -69,9 +76,6 @@ _POINTS_PRINTED_MAX: Final = 60
     help="Directory for a page with a chart, and the table as Parquet and CSV.",
 )
 @master_option
-@json_option
-@verbose_option
-@quiet_option
 @click.pass_obj
 def sweep(cli_context: CliContext, /, **values: Any) -> None:  # noqa: ANN401
     """Simulate a campaign with other numbers of workers.
@@ -113,7 +117,7 @@ def sweep(cli_context: CliContext, /, **values: Any) -> None:  # noqa: ANN401
     cli_context.info(job.speed_text(sweep_result))
     table = job.table_of(sweep_result, values["price"])
     page = None if values["out"] is None else job.write(sweep_result, table, values["out"])
-    if values["as_json"]:
+    if cli_context.as_json:
         _print_json(sweep_result, table, page)
         return
     _print(table)

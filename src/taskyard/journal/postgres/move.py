@@ -160,7 +160,7 @@ def _check_outbox(connection: Connection, url: str) -> None:
     if any(outbox.count(connection)):
         raise UnusableStore(
             f"{database.describe(url)}: its outbox is not empty (start its broker to submit the "
-            "tasks, and see `taskyard store outbox`)"
+            "tasks, and see `taskyard store init --outbox`)"
         )
 
 

@@ -1,4 +1,4 @@
-"""`pipeline report`: one HTML page about one or several histories, with its tables beside it.
+"""`report`: one HTML page about one or several histories, with its tables beside it.
 
 Takes attempts, tasks, workers and critical paths from the fold, and collects only aggregates of
 them. So the page of a million tasks is as large as that of a hundred. The guarantees are counted

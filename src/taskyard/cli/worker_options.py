@@ -1,18 +1,21 @@
-"""Options for the resources of workers, of commands that start some.
+"""Options that describe workers: their slots, their resources and what they offer.
 
-Amounts that are not given are settings, or detected. The options of tasks are in `task_options`.
+Amounts that are not given are settings, or detected. `worker` has bare words, as in --cpus.
+Commands that start local workers have --worker-cpus: their bare words are of tasks.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import re
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 from click.core import ParameterSource
 
-from taskyard.cli.options import CliContext, SettingOption
+from taskyard.cli.options import CliContext, SettingOption, setting_option
 from taskyard.errors import UserError
-from taskyard.process.machine import Machine, this_machine
+from taskyard.process.machine import Machine, this_machine, usable_cores
+from taskyard.settings.keys import PROCESSES_MAX, SLOTS_MAX
 from taskyard.settings.kinds import GPUS_MAX
 from taskyard.settings.values import (
     OTHER_RESOURCES_MAX,
@@ -23,7 +26,7 @@ from taskyard.settings.values import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from taskyard.cli.options import CommandFunction
     from taskyard.settings.loader import Settings
@@ -109,7 +112,12 @@ def _gpu_ids(value: int | tuple[str, ...] | None) -> tuple[str, ...] | None:
     return found[:value] if value <= len(found) else tuple(map(str, range(value)))
 
 
-def resource_options(command: CommandFunction) -> CommandFunction:
+def worker_resource_options(command: CommandFunction) -> CommandFunction:
+    """Add the options for the resources of local workers, such as --worker-cpus."""
+    return resource_options(command, "worker-")
+
+
+def resource_options(command: CommandFunction, prefix: str = "") -> CommandFunction:
     """Add the options for the resources of workers: cpus, memory, gpus and resources."""
     kinds = {
         "resource": (_NamedAmount(), "Another resource of workers, as in license=2. Repeatable."),
@@ -125,7 +133,8 @@ def resource_options(command: CommandFunction) -> CommandFunction:
         key = "resources" if is_other else flag
         more: dict[str, Any] = {"multiple": True} if is_other else {"show_default": "detected"}
         command = click.option(
-            *(f"--{flag}", key),
+            f"--{prefix}{flag}",
+            f"{prefix}{key}".replace("-", "_"),
             cls=WorkerResource,
             envvar=f"TASKYARD_WORKER_{key.upper()}",
             callback=_setting_callback(key),
@@ -146,10 +155,11 @@ def given_resource_options() -> list[str]:
     ]
 
 
-def settings_machine(settings: Settings) -> Machine | None:
-    """Return the resources of workers from the settings. None: all are detected."""
-    worker = settings.worker
-    return machine_if_set(worker.cpus, worker.memory_bytes, _gpu_ids(worker.gpus), worker.resources)
+def local_machine(values: Mapping[str, Any]) -> Machine | None:
+    """Return the resources of local workers from `worker_resource_options`. None: detected."""
+    keys = ("cpus", "memory", "gpus", "resources")
+    cpus, memory, gpus, resources = (values[f"worker_{key}"] for key in keys)
+    return machine_if_set(cpus, memory, gpus, resources)
 
 
 def machine_if_set(
@@ -173,10 +183,98 @@ def machine_of(
     """Return the resources of workers: those of the options, and the others detected."""
     found, others = this_machine(), dict(resources)
     if len(others) > OTHER_RESOURCES_MAX:
-        raise UserError(f"--resource: at most {OTHER_RESOURCES_MAX} names, not {len(others)}")
+        raise UserError(
+            f"--worker-resource: at most {OTHER_RESOURCES_MAX} names, not {len(others)}"
+        )
     return Machine(
         found.cpus if cpus is None else cpus,
         found.memory if memory is None else memory,
         found.gpus if gpus is None else gpus,
         tuple(sorted((name, amount) for name, amount in others.items() if amount)),
     )
+
+
+# What workers offer, and how much at once.
+
+#: For commands that start workers.
+allow_option = setting_option(
+    "worker.allow",
+    "--allow",
+    multiple=True,
+    metavar="MODULE",
+    help="Offer the functions of this module. Repeatable.",
+)
+
+allow_pickle_option = click.option(
+    "--allow-pickle",
+    is_flag=True,
+    help="Offer the service pickle, which calls any pickled function.",
+)
+
+
+_DIGITS: Final = re.compile(r"\d{1,9}", re.ASCII)
+
+
+class SlotCount(click.ParamType[int]):
+    """A number of slots, or a share of the cores: `4`, `50%`."""
+
+    name = "N"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        text = str(value).strip()
+        number = text.removesuffix("%")
+        slots = int(number) if _DIGITS.fullmatch(number) else 0
+        if slots and number != text:
+            slots = max(1, usable_cores() * slots // 100)
+        if not 1 <= slots <= SLOTS_MAX:
+            self.fail(
+                f"expected a number from 1 to {SLOTS_MAX}, or a share of the cores such as 50%, "
+                f"not {text!r}",
+                param,
+                ctx,
+            )
+        return slots
+
+
+#: For commands that start workers. The setting `worker.slots` is for each worker.
+jobs_option = click.option(
+    "-j",
+    "-P",
+    "--jobs",
+    type=SlotCount(),
+    metavar="N",
+    show_default="one per core",
+    help="Tasks to run at once, by all workers: a number, or a share of the cores, as in 50%.",
+)
+
+
+def jobs_of_workers(settings: Settings, jobs: int | None, workers: int) -> int:
+    """Return the slots of all workers. Raises `UserError` if there are fewer than workers."""
+    if jobs is not None and jobs < workers:
+        raise UserError(f"-j {jobs}: fewer slots than workers (--workers {workers})")
+    if jobs is None and settings.worker.slots is not None:
+        return settings.worker.slots * workers
+    return jobs or max(usable_cores(), workers)
+
+
+def service_options(command: CommandFunction) -> CommandFunction:
+    """Add the options of local workers."""
+    workers = setting_option(
+        "worker.processes",
+        "--workers",
+        type=click.IntRange(1, PROCESSES_MAX),
+        metavar="N",
+        show_default="1",
+        help="Worker processes, unless a broker is running.",
+    )
+    for option in (
+        allow_pickle_option,
+        allow_option,
+        worker_resource_options,
+        workers,
+        jobs_option,
+    ):
+        command = option(command)
+    return command
