@@ -1,4 +1,4 @@
-"""Count what the product weighs: code lines and files of each package, members of the client.
+"""Count what the product weighs: code lines and files of each package, commands, options, members.
 
 The numbers are in `tests/style_allowed.txt` and in a table of docs/architecture.md. They may only
 fall: a commit that adds a capability raises them by what it needs, and names what it replaces.
@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from option_counts import option_counts
 from taskyard.client.client import Client
 
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -23,6 +24,10 @@ PAGE: Final = ROOT / "docs" / "architecture.md"
 CODE_LINES: Final = "code lines"
 FILES: Final = "files"
 MEMBERS: Final = "public members"
+
+#: The owners of weights that are no package.
+CLIENT: Final = "taskyard.Client"
+COMMAND_LINE: Final = "taskyard --help"
 
 #: Around the table in the page.
 _BEGIN, _END = "<!-- budget -->\n", "<!-- /budget -->\n"
@@ -47,7 +52,9 @@ def weights() -> Counter[tuple[str, str]]:
             owner = _package_of(path)
             found[owner, FILES] += 1
             found[owner, CODE_LINES] += code_lines(path)
-    found["taskyard.Client", MEMBERS] = sum(not name.startswith("_") for name in dir(Client))
+    found[CLIENT, MEMBERS] = sum(not name.startswith("_") for name in dir(Client))
+    for rule, count in option_counts()._asdict().items():
+        found[COMMAND_LINE, rule] = count
     return found
 
 
@@ -78,9 +85,14 @@ def table(found: Counter[tuple[str, str]]) -> str:
     rows = [(f"`{owner}`", found[owner, CODE_LINES], found[owner, FILES]) for owner in owners]
     rows.append(("all", sum(row[1] for row in rows), sum(row[2] for row in rows)))
     lines = [f"| {owner} | {code:,} | {files} |" for owner, code, files in rows]
-    members = found["taskyard.Client", MEMBERS]
+    options = option_counts()
     head = ["| package | code lines | files |", "|---|---|---|"]
-    return "\n".join([*head, *lines, "", f"`Client` has {members} public members.", ""])
+    sentences = [
+        f"`Client` has {found[CLIENT, MEMBERS]} public members. Of {options.commands} commands,",
+        f"{options.listed} are in the first list of `taskyard --help`. Beside the common options",
+        f"they explain {options.options} and accept {options.accepted}.",
+    ]
+    return "\n".join([*head, *lines, "", *sentences, ""])
 
 
 def page_with(table_text: str) -> str:
