@@ -151,6 +151,15 @@ def test_task_assigned_after_the_new_connection_is_charged_when_its_worker_is_lo
     ]
 
 
+def test_worker_that_parked_at_the_instant_of_a_restart_gets_a_task_for_an_ended_one() -> None:
+    yard = leased(b"a", slots_total=1, restart_lease_ns=SECOND_NS)
+    restart(yard)
+    yard.handle(TasksRequested(0, b"w", 1, parks=True, request=2))
+    yard.submit(b"b", priority=1)
+    effects = yard.later(1)
+    assert (assigned(effects), requests(effects)) == ([b"b"], [2])
+
+
 def test_new_connection_ends_the_open_request_of_the_former() -> None:
     yard = leased(incarnation=1, slots_total=1)
     yard.submit(b"b")
