@@ -76,7 +76,7 @@ def broker(  # noqa: PLR0913  # one per option
     A background process compacts the journal: it moves finished tasks to finished.sqlite and
     history/.
 
-    SIGHUP reloads the settings without a restart. `taskyard config reload` checks them first.
+    SIGHUP reloads the settings without a restart. `taskyard config --reload` checks them first.
 
     SIGTERM and Ctrl-C stop the broker. Workers wait and reconnect. Exit 2 if another broker uses
     the state directory, 7 if it uses the store, 6 if the state is damaged.

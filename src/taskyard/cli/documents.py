@@ -490,7 +490,7 @@ class ConfigService(Document):
 
 
 class ConfigCheckDocument(JsonDocument, tag="config"):
-    """`config check`."""
+    """`config --check`."""
 
     file: str | None
     valid: bool
@@ -554,7 +554,7 @@ class OutboxTask(Document):
 
 
 class StoreOutboxDocument(JsonDocument, tag="store init"):
-    """`store outbox`. With --retry or --drop, the numbers of the rows that were changed."""
+    """`store init --outbox`. With --retry or --drop, the numbers of the rows that were changed."""
 
     tasks: list[OutboxTask]
     retried: list[int]

@@ -42,4 +42,4 @@ def _refused_line(number: int, last: dict[str, Any]) -> str:
 def _outbox_line(outbox: dict[str, int]) -> str:
     """Return how many tasks of the outbox are new or refused, else ""."""
     parts = [f"{count:,} {state}" for state, count in outbox.items() if count]
-    return f"outbox: {', '.join(parts)} (see `taskyard store outbox`)" if parts else ""
+    return f"outbox: {', '.join(parts)} (see `taskyard store init --outbox`)" if parts else ""

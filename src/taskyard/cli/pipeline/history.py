@@ -82,7 +82,7 @@ def history(  # noqa: PLR0913  # one for each option
     If no broker is running on the state, its journal is exported first. A running broker exports
     it from time to time, and the tables end there.
 
-    Each of several states has tables of its own. `pipeline report` reads them together.
+    Each of several states has tables of its own. `taskyard report` reads them together.
     """
     from taskyard.pipeline.jobs import history as job  # noqa: PLC0415  # imports Spark
     from taskyard.pipeline.sources import history as source  # noqa: PLC0415

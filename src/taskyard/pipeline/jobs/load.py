@@ -1,4 +1,4 @@
-"""`pipeline load`: validate campaign files in Spark and submit them from its partitions.
+"""`load --spark`: validate campaign files in Spark and submit them from its partitions.
 
 Read, validate, write the rejects, submit. Nothing is submitted before validation is complete. By
 default, a single reject prevents the submission. Tasks are submitted in the order of the files if
