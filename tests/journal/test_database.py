@@ -144,8 +144,8 @@ class TestCommands:
     ) -> None:
         url = cluster.database(with_store=False)
         run(url, "CREATE ROLE plain LOGIN")
-        for command, text in (("init", "permission denied"), ("outbox", "has no store")):
-            words = ["store", command, url.replace(f"{ROLE}@", "plain@")]
+        for options, text in (([], "permission denied"), (["--outbox"], "has no store")):
+            words = ["store", "init", *options, url.replace(f"{ROLE}@", "plain@")]
             assert run_command(taskyard, words) == 2
             (line,) = capsys.readouterr().err.splitlines()
             assert line.startswith("taskyard: ")

@@ -118,7 +118,7 @@ class TestWriting:
         self, spark: SparkSession, broker: InMemoryBroker
     ) -> None:
         frame = spark.createDataFrame([("a", "x", -1)], "name string, payload string, slots long")
-        with pytest.raises(Exception, match=r"task 'a' \"slots\" must be a whole number from 1"):
+        with pytest.raises(Exception, match=r"task 'a' \"slots\" must be at least 1"):
             _write(frame, broker)
         odd = spark.createDataFrame([("a", "x")], "name string, colour string")
         with pytest.raises(Exception, match="has an unknown column 'colour'"):

@@ -56,11 +56,16 @@ def states(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def call(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     """Return the document that a command prints."""
-    assert entry.run(entry.taskyard, ["pipeline", *words, "--json"]) == 0
+    assert entry.run(entry.taskyard, [*words, "--json"]) == 0
     out = capsys.readouterr().out
     check(out)
     document: dict[str, Any] = json.loads(out)
     return document
+
+
+def verb(command: str) -> list[str]:
+    """Return the words of a Spark job."""
+    return ["report"] if command == "report" else ["pipeline", command]
 
 
 def each(option: str, *directories: Path) -> list[str]:
@@ -145,7 +150,7 @@ def test_same_broker_twice_is_refused_before_spark_starts(
     command: str, states: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     copy = shutil.copytree(states["north"], tmp_path / "copy", ignore=lambda *_: ["tables", "lock"])
-    words = ["pipeline", command, *each("--state", states["north"], copy)]
+    words = [*verb(command), *each("--state", states["north"], copy)]
     assert entry.run(entry.taskyard, words) == 2
     err = capsys.readouterr().err
     assert "histories of the same broker (give one of them)" in err
@@ -156,7 +161,7 @@ def test_same_broker_twice_is_refused_before_spark_starts(
 def test_unknown_campaign_is_refused_before_spark_starts(
     command: str, states: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["pipeline", command, *each("--state", *states.values()), "--campaign", "e"]
+    words = [*verb(command), *each("--state", *states.values()), "--campaign", "e"]
     assert entry.run(entry.taskyard, words) == 2
     err = capsys.readouterr().err
     assert "unknown campaign 'e' (this history has c, d)" in err

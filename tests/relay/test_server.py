@@ -156,7 +156,7 @@ def test_signal_stops_it_cleanly(stack: ExitStack, tmp_path: Path, number: signa
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (["--to", "tcp://127.0.0.1:1"], "Missing option '--listen'"),
+        (["--to", "tcp://127.0.0.1:1"], "missing --listen"),
         (["--listen", ANY], "no broker (give --to, or --invite)"),
         (["--listen", ANY, "--to", ANY], "no port to connect to"),
         (["--listen", "nowhere", "--to", "tcp://127.0.0.1:1"], "'nowhere': unknown form"),

@@ -126,7 +126,7 @@ def test_failed_demo_keeps_its_logs(temporary: Path) -> None:
 
 def test_invalid_options_are_refused(tmp_path: Path) -> None:
     for words, text in {
-        ("--out", "x"): "No such option",
+        ("--out", "x"): "unknown option --out",
         ("--postgresql", str(tmp_path)): "has no initdb and postgres",
         ("--tasks", "1"): "1 is not in the range",
     }.items():

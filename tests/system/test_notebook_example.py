@@ -33,7 +33,7 @@ CELL_SECONDS_MAX: Final = 1_500.0
 @contextmanager
 def up(directory: Path) -> Iterator[Running]:
     """Run a broker and a worker, as the notebook says."""
-    options = (*("--page", "none"), "--slots", "2", "--allow-pickle")
+    options = (*("--page", "none"), "-j", "2", "--allow-pickle")
     with Running(directory, "up", *options, stderr=None) as running:
         assert running.line().startswith("listening native ")
         yield running

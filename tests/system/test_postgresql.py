@@ -384,4 +384,4 @@ def test_store_that_can_not_be_used_is_refused(tmp_path: Path, url: str) -> None
     plain = Machine(tmp_path, "plain", "sqlite")
     assert "--standby: needs a store in PostgreSQL" in plain.refused("--standby")
     error = machine.refused("--in-memory")
-    assert "--memory: excludes a store in PostgreSQL" in error
+    assert "--in-memory: excludes a store in PostgreSQL" in error

@@ -149,7 +149,7 @@ class AllowList:
         """Look up a function."""
         module_name, _, names = call.partition(":")
         module, path = self._module(module_name), names.split(".")
-        if any(name.startswith("_") for name in path):
+        if any(map(_is_private, path)):
             raise UserError(f"{call}: a name that begins with _ is not allowed")
         found, is_listed = module.member(path[0]), len(path) == 1 and path[0] in module.exported
         owner: type | None = None
@@ -211,6 +211,10 @@ class AllowList:
             self._module(home)
         except (UserError, ImportError) as error:
             raise UserError(f"{call} is defined in {home}: {error}") from None
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("_")
 
 
 def _home(found: object) -> object:

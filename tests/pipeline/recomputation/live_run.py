@@ -158,7 +158,7 @@ class LiveRun:
 
     def _load(self, tasks: list[dict[str, Any]], campaign: str) -> None:
         file = processes.campaign(self._directory, tasks, f"{campaign}.jsonl")
-        self._command("load", file, "--campaign", campaign, "--no-progress")
+        self._command("load", file, "--campaign", campaign, "-q")
 
     def _command(self, *words: str) -> None:
         code, _, err = processes.run_here(self._directory, *words)

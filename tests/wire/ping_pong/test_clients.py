@@ -244,7 +244,7 @@ def test_connection_that_is_silent_for_long_is_forgotten() -> None:
     harness.worker(W3, PING)
     harness.later(60)
     harness.later(FORGET_NS / SECOND_NS)
-    assert harness.backend.peer_count == 0
+    assert len(harness.backend.peers) == 0
     assert harness.backend.timers.heap[0][0] == NEVER_NS
 
 

@@ -132,7 +132,7 @@ def test_worker_of_ten_lines_runs_jobs_and_exits_when_drained(host: Host) -> Non
             for word in (b"one", b"two"):
                 client.send(word)
                 assert client.recv() == word.upper()
-            until(lambda: host.dialects[0].peer_count == 1)
+            until(lambda: len(host.dialects[0].peers) == 1)
             ruler.send(peer.drain(1, None))
             ruler.recv()
             assert process.wait(PATIENCE_SECONDS) == 0

@@ -127,7 +127,7 @@ class Backend:
         self._numbers = request_numbers(dialect)
         self._random_bits = random_bits
         self._settings = settings
-        self._peers: dict[bytes, Peer] = {}
+        self.peers: dict[bytes, Peer] = {}
         #: Peers by name.
         self._named: dict[bytes, Peer] = {}
         #: The reply to each request, if it gets one.
@@ -148,11 +148,6 @@ class Backend:
         self.stale = 0
         #: The broker is shutting down: workers are sent EXIT.
         self.leaving = False
-
-    @property
-    def peer_count(self) -> int:
-        """Return the number of known connections."""
-        return len(self._peers)
 
     # Messages of workers.
 
@@ -175,7 +170,7 @@ class Backend:
         return result + self._receive_from(route, frames)
 
     def _receive_from(self, route: bytes, frames: Sequence[bytes]) -> list[events.Event]:
-        word, peer = frames[1], self._peers.get(route)
+        word, peer = frames[1], self.peers.get(route)
         if len(frames) == FRAMES and word == DISCONNECT:
             return self._leave(peer)
         if peer is None:
@@ -183,7 +178,7 @@ class Backend:
         if peer is None:
             return self._reply_unknown(route, word)
         result = self._receive(peer, frames)
-        if peer.route in self._peers:
+        if peer.route in self.peers:
             self._watch(peer)
         return result
 
@@ -210,15 +205,15 @@ class Backend:
             return None
         name = name_of(route, self._settings.secret, self.prefix)
         peer = Peer(route, name, last_seen_ns=self._now_ns, since_ns=self._now_ns)
-        self._peers[route] = self._named[peer.name] = peer
+        self.peers[route] = self._named[peer.name] = peer
         return peer
 
     def _has_room(self) -> bool:
         """Return whether one more connection can be kept. Forget a silent one if need be."""
-        if len(self._peers) < PEERS_MAX:
+        if len(self.peers) < PEERS_MAX:
             return True
         silent_ns = self._now_ns - self._settings.expire_ns
-        for peer in self._peers.values():
+        for peer in self.peers.values():
             if peer.standing is PROBATION and peer.last_seen_ns <= silent_ns:
                 self._forget(peer)
                 return True
@@ -326,7 +321,7 @@ class Backend:
         return [events.WorkerRegistered(0, peer.name, facts)]
 
     def _forget(self, peer: Peer) -> None:
-        self._peers.pop(peer.route, None)
+        self.peers.pop(peer.route, None)
         self._named.pop(peer.name, None)
 
     # Effects.
@@ -392,19 +387,19 @@ class Backend:
 
     def disconnected(self, route: bytes) -> list[events.Event]:
         """Remove the worker of a route that can't be reached."""
-        peer = self._peers.get(route)
+        peer = self.peers.get(route)
         is_charged = peer is not None and peer.is_charged
         return self._lose(peer, b"unreachable", is_charged=is_charged)
 
     def cut(self, route: bytes) -> list[events.Event]:
         """Remove the worker of a route whose key was revoked, or that another key uses now."""
-        return self._lose(self._peers.get(route), b"its key is no longer valid", is_charged=False)
+        return self._lose(self.peers.get(route), b"its key is no longer valid", is_charged=False)
 
     def reconnected(self, route: bytes, now_ns: int) -> list[events.Event]:
         """Give the job of a worker that kept its id a deadline. The job may be lost, or its result,
         and then pings would renew it for good."""
         result = self._begin(now_ns)
-        peer = self._peers.get(route)
+        peer = self.peers.get(route)
         if peer is not None and peer.standing is WORKING and peer.is_renewed:
             peer.has_reconnected, peer.last_seen_ns = True, now_ns
             self._watch(peer)
@@ -422,12 +417,12 @@ class Backend:
 
     def _check_timeout(self, now_ns: int, peer: Peer) -> list[events.Event]:
         """Return events for a worker if it has timed out."""
-        if self._peers.get(peer.route) is not peer or peer.timeout_check_ns > now_ns:
+        if self.peers.get(peer.route) is not peer or peer.timeout_check_ns > now_ns:
             return []
         result, peer.timeout_check_ns = self._begin(now_ns), 0
         if self._due_ns(peer) <= now_ns:
             result += self._end_wait(peer)
-        if peer.route in self._peers:
+        if peer.route in self.peers:
             self._watch(peer)
         return result
 
