@@ -131,6 +131,7 @@ def _cpython_tests() -> str:
 
 def _postgresql() -> str:
     """Run each program that a test uses."""
+    sys.path.append(str(ROOT / "tools"))  # pytest has it, `python -m` has not
     from pair_demo.postgresql import find_programs  # noqa: PLC0415  # most tests need none
     from taskyard.errors import NotInstalled  # noqa: PLC0415  # the same
 
