@@ -28,7 +28,7 @@ def test_finds_are_those_that_are_allowed() -> None:
     counts, allowed = style.counts(found), style.allowed_counts()
     new = [str(find) for find in found if counts[key(find)] > allowed[key(find)]]
     assert not new, "\n".join(new)
-    counts += budget.weights()
+    counts += budget.weights() + style.noun_weights()
     heavier = [f"{' '.join(place)}: {count}" for place, count in (counts - allowed).items()]
     assert not heavier, f"heavier than allowed: {heavier}"
     gone = {place: f"{count}, found {counts[place]}" for place, count in (allowed - counts).items()}
@@ -113,6 +113,50 @@ def test_sentence_without_subject_is_found(planted: Path, docstring: str) -> Non
 def test_question_or_object_is_no_sentence_without_subject(planted: Path, docstring: str) -> None:
     planted.write_text(f'"""{docstring}"""\n')
     assert list(style.sentences_without_subject(planted)) == []
+
+
+@pytest.mark.parametrize(
+    ("prose", "count"),
+    [
+        ("The lock. Its owner has it.", 1),
+        ("Two files. One is empty, the other is not.", 1),
+        ("Those of a pair.", 1),
+        ("A lock has its owner, one of three.", 0),
+        ("Onesimus wrote it.", 0),
+    ],
+)
+def test_sentence_that_begins_with_a_word_for_nothing_is_found(
+    planted: Path, prose: str, count: int
+) -> None:
+    planted.write_text(f'def f():\n    """{prose}"""\n# {prose}\n')
+    assert len(list(style.sentence_beginnings(planted))) == 2 * count
+
+
+def test_note_in_place_of_a_sentence_is_found(planted: Path) -> None:
+    planted.write_text("#: None: unknown.\nx = None  # None: unknown\n")
+    assert [find.line for find in style.sentence_beginnings(planted)] == [1]
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("the rest", 1),
+        ("Send the others to those who wait.", 2),
+        ("the newest one, and this one", 2),
+        ("one broker, those brokers, one of a pair, the one broker", 0),
+        ("```\nthe rest\n```", 0),
+    ],
+)
+def test_nouns_that_name_nothing_are_counted(tmp_path: Path, text: str, count: int) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(text)
+    assert style.prose_of(page).nouns == count
+
+
+def test_star_tuple_and_arguments_of_any_type_are_found(planted: Path) -> None:
+    planted.write_text("f(*(1, x))\nf(*x)\ndef g(*a, **b: Any): ...\ndef h(**b: int): ...\n")
+    assert [find.line for find in style.star_tuples(planted)] == [1]
+    assert [find.line for find in style.any_dicts(planted)] == [3]
 
 
 def test_semicolon_is_found_in_comments_only(planted: Path) -> None:

@@ -49,7 +49,7 @@ def weights() -> Counter[tuple[str, str]]:
     found: Counter[tuple[str, str]] = Counter()
     for path in SOURCE.rglob("*.py"):
         if not path.stem.endswith("_pb2"):
-            owner = _package_of(path)
+            owner = package_of(path)
             found[owner, FILES] += 1
             found[owner, CODE_LINES] += code_lines(path)
     found[CLIENT, MEMBERS] = sum(not name.startswith("_") for name in dir(Client))
@@ -58,7 +58,7 @@ def weights() -> Counter[tuple[str, str]]:
     return found
 
 
-def _package_of(path: Path) -> str:
+def package_of(path: Path) -> str:
     """Return the package of a file: a folder of `taskyard`, or the top package."""
     top, *parts = path.relative_to(SOURCE).parts
     return f"{top}.{parts[0]}" if len(parts) > 1 else top

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import budget
+import prose
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 ALLOWED: Final = ROOT / "tests" / "style_allowed.txt"
@@ -30,8 +31,11 @@ GLOSSARY: Final = ROOT / "docs" / "glossary.md"
 #: Longer functions do not fit a screen.
 FUNCTION_LINES_MAX: Final = 70
 
-#: A shorter file that one file imports belongs in that file.
-FILE_LINES_MIN: Final = 40
+#: A file with fewer lines of code that one file imports belongs in that file.
+CODE_LINES_MIN: Final = 60
+
+#: The rule of the nouns that name nothing.
+NOUNS: Final = "nouns in 10,000 words"
 
 #: Modules that end in -ing and are named for a thing.
 THINGS: Final = ("encoding", "keyring", "pending", "testing", "tuning")
@@ -279,14 +283,48 @@ def long_functions(path: Path) -> Iterator[Find]:
                 yield Find(path, node.lineno, "long function", f"{node.name}: {lines} lines")
 
 
+def star_tuples(path: Path) -> Iterator[Find]:
+    """Find calls with arguments packed in a literal, `f(*(0, route))`: they are passed by name."""
+    for node in nodes_of(path) if "*(" in path.read_text() else ():
+        if isinstance(node, ast.Call):
+            for argument in node.args:
+                if isinstance(argument, ast.Starred) and isinstance(argument.value, ast.Tuple):
+                    yield Find(path, node.lineno, "star tuple", ast.unparse(argument))
+
+
+def any_dicts(path: Path) -> Iterator[Find]:
+    """Find `**values: Any`: a struct or parameters say what comes."""
+    for node in statements_of(path):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            rest = node.args.kwarg
+            if rest and rest.annotation and ast.unparse(rest.annotation) == "Any":
+                yield Find(path, node.lineno, "arguments of any type", node.name)
+
+
+def sentence_beginnings(path: Path) -> Iterator[Find]:
+    """Find sentences that begin with a word for nothing."""
+    for line, text in prose_of(path).beginnings:
+        yield Find(path, line, "beginning of a sentence", text)
+
+
+@cache
+def prose_of(path: Path) -> prose.Survey:
+    """Look through the prose of a source file or a page."""
+    text = path.read_text()
+    if path.suffix == ".md":
+        return prose.survey(prose.passages_of_page(text))
+    return prose.survey(prose.passages_of_code(text))
+
+
 def small_files(sources: Iterable[Path]) -> Iterator[Find]:
     """Find short files that only one other file imports."""
     modules = {module_name(path): path for path in sources}
     importers = Counter(name for path in modules.values() for name in imports_of(path, modules))
     for name, path in modules.items():
-        lines = path.read_text().count("\n")
-        if lines < FILE_LINES_MIN and not path.stem.startswith("__") and importers[name] == 1:
-            yield Find(path, 1, "small file", f"{lines} lines, one importer")
+        if importers[name] == 1 and not path.stem.startswith("__"):
+            lines = budget.code_lines(path)
+            if lines < CODE_LINES_MIN:
+                yield Find(path, 1, "small file", f"{lines} lines of code, one importer")
 
 
 def import_cycles(sources: Iterable[Path]) -> Iterator[Find]:
@@ -356,6 +394,9 @@ SOURCE_RULES: Final[tuple[FileRule, ...]] = (
     activity_modules,
     missing_docstrings,
     long_functions,
+    star_tuples,
+    any_dicts,
+    sentence_beginnings,
 )
 CORE_RULES: Final[tuple[FileRule, ...]] = (words_of_other_systems, sets, dialect_names)
 
@@ -373,9 +414,31 @@ def finds() -> list[Find]:
     gc.disable()  # it would look through every syntax tree, and none of them is garbage
     sources = source_files()
     found = [find for path in sources for find in finds_in(path)]
-    found += [find for path in pages() for find in invented_words(path)]
+    for path in pages():
+        found += invented_words(path)
+        found += sentence_beginnings(path) if prose_owner(path) else ()
     gc.enable()
     return [*found, *small_files(sources), *import_cycles(sources)]
+
+
+def noun_weights() -> Counter[tuple[str, str]]:
+    """Return the nouns that name nothing, in 10,000 words, where there are more than allowed."""
+    words, nouns = Counter[str](), Counter[str]()
+    for path in (*source_files(), *pages()):
+        if owner := prose_owner(path):
+            words[owner] += prose_of(path).words
+            nouns[owner] += prose_of(path).nouns
+    rates = {(owner, NOUNS): 10_000 * nouns[owner] // count for owner, count in words.items()}
+    return Counter({place: rate for place, rate in rates.items() if rate > prose.NOUNS_MAX})
+
+
+def prose_owner(path: Path) -> str:
+    """Return the package of a file, "docs" or "tools", or "" for a decision, which has a date."""
+    if path.is_relative_to(budget.SOURCE):
+        return budget.package_of(path)
+    if path.suffix == ".md":
+        return "" if path.parent.name == "decisions" else "docs"
+    return "tools"
 
 
 def finds_in(path: Path) -> list[Find]:
@@ -420,7 +483,7 @@ def main(arguments: list[str]) -> int:
         print(f"{rule}: {count}")
     if options.update:
         weights = budget.weights()
-        write_allowed(counts(found) + weights)
+        write_allowed(counts(found) + weights + noun_weights())
         budget.PAGE.write_text(budget.page_with(budget.table(weights)))
     return 0
 
