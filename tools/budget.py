@@ -2,7 +2,7 @@
 
 The numbers are in `tests/style_allowed.txt` and in a table of docs/architecture.md. They may only
 fall: a commit that adds a capability raises them by what it needs, and names what it replaces.
-`tools/style.py --update` writes both. Code lines are those with a token that is no comment, without
+`tools/style.py --update` writes both. Code lines are lines with a token that is no comment, without
 docstrings and generated files.
 """
 

@@ -2,10 +2,10 @@
 
     python tools/large_soak.py --kills 60
 
-A broker requires keys, so that all bytes go through it. Its workers run calls with large arguments
+A broker requires keys, so that all bytes go through it. The workers run calls with large arguments
 and results, calls that submit calls, and programs with long output. Meanwhile the broker is killed
 at random and started again, and sometimes a worker. Clients wait for each result and compare it.
-Then the blobs on the disk are compared with those that the journal names.
+Then the blobs on the disk are compared with the names in the journal.
 
 The seed is printed first. Exit code 0 only if all holds. The directory with state and logs is kept
 if not.
@@ -275,13 +275,13 @@ def _settle(loads: list[Load], report: Report) -> None:
 
 
 def _audit(directory: Path, latest: dict[str, int], report: Report) -> None:
-    """Compare blobs with the journal. Of lost attempts streams stay, which users may read."""
+    """Compare blobs with the journal. Streams of lost attempts are kept, for users to read."""
     state = directory / ".taskyard"
     found = audit_blobs(state, state / "blobs")
     report.blobs = found.named
     report.problems += found.wrong
     for stream in found.streams:
-        # A long id is in several directories. Its tasks have no campaign.
+        # A long id is in several directories. The tasks have no campaign.
         attempt, _, _, name = stream.removesuffix(".stream").replace("/", "").split(".", 3)
         if int(attempt) < latest[name]:
             report.streams_of_lost_attempts += 1

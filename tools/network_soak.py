@@ -119,7 +119,7 @@ class Report:
 
 
 class NetworkSoak:
-    """One soak, in a directory and in networks of its own."""
+    """A soak, in a directory and in networks of its own."""
 
     def __init__(
         self, directory: Path, networks: Networks, seed: int, log: Callable[[str], None]
@@ -192,7 +192,7 @@ class NetworkSoak:
         return self._own(f"broker-{broker}", CLIENT, "broker", *state, *listen)
 
     def _gateways(self, site: str, peer: str) -> Iterator[Member]:
-        """Return the relays on the machine of the workers. One is chained to a relay."""
+        """Return the relays on the machine of the workers. Some are chained to a relay."""
         local = "tcp://127.0.0.1"
         native, wmp = f"dwork=tcp://{RELAY_BELOW}:7201", f"wmp=tcp://{RELAY_BELOW}:7205"
         a_rr = f"round-robin={broker_endpoint('a', 'round-robin')}"

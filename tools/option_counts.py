@@ -1,8 +1,8 @@
 """Counts what a user of the command line has to learn: commands, options and names of the list.
 
-Reads click's commands. An option counts once for each command that explains it, hidden ones with a
-help text too. The common options are explained once, in `taskyard help connection`, and a thin name
-of another command leaves options to that one: `accepted` counts those as well.
+Reads click's commands. An option counts once for each command that explains it, hidden options with
+a help text too. The common options are explained once, in `taskyard help connection`, and a thin
+name of another command leaves options to that command: `accepted` counts these as well.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 class OptionCounts(NamedTuple):
     """The size of the command line."""
 
-    #: Commands, with those of groups.
+    #: Commands, also in groups.
     commands: int
-    #: Options that commands explain, beside the common ones.
+    #: Options that commands explain, beside the common options.
     options: int
     #: Names in the first list of `taskyard --help`.
     listed: int
-    #: Options that commands accept, beside the common ones.
+    #: Options that commands accept, beside the common options.
     accepted: int
 
 

@@ -47,8 +47,8 @@ SETTLE_SECONDS: Final = 240.0
 #: How long clients wait for their last answers, and then have to end.
 LAST_SECONDS: Final = 15.0
 
-#: The last tasks take as long as the long ones, twice: one worker is lost. Slots are left beside
-#: the long ones on every worker.
+#: The last tasks take as long as the long tasks, twice: one worker is lost. Slots are left beside
+#: the long tasks on every worker.
 PROBE_SECONDS: Final = 120.0
 LONG_PROBES: Final = 7
 LONG_PROBE_SECONDS: Final = 25
@@ -63,7 +63,7 @@ PROBES: Final = {"exec": 60, "default": 800, "mail": 60}
 
 
 class Soak:
-    """One soak, from the first start to the closing table."""
+    """A soak, from the first start to the closing table."""
 
     def __init__(self, place: Layout, seed: int) -> None:
         self._place = place
@@ -209,7 +209,7 @@ class Soak:
             self.log(f"worker {worker}")
 
     def _lose_a_worker(self, client: taskyard.Client) -> None:
-        """Kill a local worker once more, while long tasks keep all others busy.
+        """Kill a local worker once more, while long tasks keep all other workers busy.
 
         Its tasks must not hold up the probes that follow.
         """

@@ -46,7 +46,8 @@ DIALECTS: Final = re.compile(r"dwork|ping[-_ ]?pong|round[-_ ]?robin|wmp|lmq|hun
 #: Attributes that a session or a frame of a Spark Connect server does not have.
 DRIVER_ONLY: Final = ("sparkContext", "rdd", "_jvm", "_jsc", "_jdf", "_sc")
 
-#: Names of the module of Spark's column functions. Its `broadcast` is a hint for a join.
+#: Names of the module of Spark's column functions. The `broadcast` of this module is a hint for a
+#: join.
 COLUMN_FUNCTIONS: Final = ("f", "F")
 
 #: The start of a sentence without a subject that has a name. Questions are allowed.
@@ -56,7 +57,7 @@ NO_SUBJECT: Final = re.compile(
 
 
 class Find(NamedTuple):
-    """A place that breaks a rule."""
+    """A line that breaks a rule."""
 
     path: Path
     line: int
@@ -76,7 +77,7 @@ def shown(path: Path) -> str:
 
 
 def source_files() -> list[Path]:
-    """Return the Python files of the product and its tools, without generated ones."""
+    """Return the Python files of the product and its tools, without generated files."""
     found = [*(ROOT / "src").rglob("*.py"), *(ROOT / "tools").rglob("*.py"), ROOT / "yard"]
     return sorted(path for path in found if not path.stem.endswith("_pb2"))
 
@@ -442,7 +443,7 @@ def prose_owner(path: Path) -> str:
 
 
 def finds_in(path: Path) -> list[Find]:
-    """Return the finds in one source file. Its imports are kept for the rules of modules."""
+    """Return the finds in one source file. The file's imports are kept for the rules of modules."""
     rules = [*SOURCE_RULES]
     if path.is_relative_to(CORE):
         rules += CORE_RULES

@@ -5,7 +5,7 @@
 The leader is disturbed in turn: killed, stopped past its lease and resumed, cut off from the
 database, and asked to hand over. Each time the other broker has to serve, and the disturbed one
 comes back as its standby. Then everything is left alone, and all has to settle: nothing that was
-acknowledged is lost, nothing completed twice, no row of an older epoch after a newer one.
+acknowledged is lost, nothing completed twice, no row of an older epoch after a newer row.
 
 The time to serve again is counted from the fault to the first submission that the new leader
 acknowledges. PostgreSQL is started from the installed programs, with `fsync` on. The seed is
@@ -132,7 +132,7 @@ class Probe(threading.Thread):
 
 
 class TakeoverSoak(Soak):
-    """One soak of takeovers."""
+    """A soak of takeovers."""
 
     _fleet: PairFleet
     _place: PairLayout
@@ -204,7 +204,7 @@ class TakeoverSoak(Soak):
             self.log(f"{number + 1} takeovers, {longest:.2f} s at most, {wrong} wrong", shown=True)
 
     def _await_pair(self) -> Member:
-        """Wait until one broker serves and the other follows. Return the one that serves."""
+        """Wait until one broker serves and the other follows. Return the broker that serves."""
         ends = time.monotonic() + READY_SECONDS_MAX
         while time.monotonic() < ends:
             self._turn_for(0.05)

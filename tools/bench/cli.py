@@ -136,7 +136,7 @@ def broker_command(  # noqa: PLR0913  # an option each
 
 
 @main.command("calls")
-@click.option("--keep", is_flag=True, help="Write the numbers of this run as the kept ones.")
+@click.option("--keep", is_flag=True, help="Write the numbers of this run as the kept numbers.")
 def calls_command(*, keep: bool) -> None:
     """Count the Python calls of each usual message. No clock: the same on any machine.
 
@@ -157,7 +157,7 @@ def calls_command(*, keep: bool) -> None:
 @click.option("--quick", is_flag=True, help="Use small numbers, to see whether it runs.")
 @json_option
 def dialects_command(repeats: int, json_file: Path | None, *, quick: bool) -> None:
-    """Measure one task at a time in every dialect, beside the native one.
+    """Measure one task at a time in every dialect, beside the native dialect.
 
     Example: ./yard bench dialects --json dialects.json
     """
@@ -193,7 +193,7 @@ def lanes_command(repeats: int, json_file: Path | None, *, quick: bool, profile:
 def commands_command(repeats: int, python: str, json_file: Path | None, *, quick: bool) -> None:
     """Compare 1,000 shell commands with other tools, with the parts of Taskyard's CPU time.
 
-    The tools are xargs, GNU parallel, HyperQueue, Slurm, Celery, RQ and Dask. Those that are not
+    The tools are xargs, GNU parallel, HyperQueue, Slurm, Celery, RQ and Dask. Tools that are not
     installed are left out, and so is Slurm if slurmctld is not running.
 
     Example: ./yard bench commands --python peers/bin/python --json commands.json
@@ -303,7 +303,7 @@ def pipeline_command(
 @click.option(
     "--state",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Keep the large state in this directory, or use the one that is there.",
+    help="Keep the large state in this directory, or use the state that is there.",
 )
 @click.option(
     "--only",
@@ -354,7 +354,7 @@ def peers_command(  # noqa: PLR0913  # an option each
 ) -> None:
     """Compare Taskyard with other task queues and pools, interleaved in one run.
 
-    The systems are gearmand, beanstalkd, Redis, PostgreSQL, ProcessPoolExecutor and Dask. Those
+    The systems are gearmand, beanstalkd, Redis, PostgreSQL, ProcessPoolExecutor and Dask. Systems
     that are not installed are named, with the command that installs them.
 
     Example: ./yard bench peers --only gearmand --only redis --json peers.json

@@ -63,7 +63,7 @@ def lines(costs: Sequence[Costs]) -> list[TableLine]:
         "commands, by a loop of posix_spawn": [one.commands_s for one in costs],
         "two pipes each, by the same loop": [one.pipes_s for one in costs],
         f"journal, by {costs[-1].commits} commits again": [one.journal_s for one in costs],
-        "the rest": [one.rest_s for one in costs],
+        "all other parts": [one.rest_s for one in costs],
     }
     return [table_line(f"of map: {what}", "s", found) for what, found in parts.items()]
 

@@ -1,11 +1,11 @@
 """Shell commands through Taskyard, beside xargs, GNU parallel, HyperQueue, Slurm and task queues.
 
 Each system starts from nothing, runs `true` COUNT times with two workers and stops again. Wall and
-CPU time are those of all its processes. Slurm is the exception: it runs before, and its CPU time is
-that of daemons, which is not measured. Systems with a queue are also measured by a kill: COUNT
-tasks are queued without a worker, the process with the queue gets SIGKILL and is started again on
-the same directory, and the tasks that are still queued are counted. A system that is not installed
-is left out. Python packages are looked for in the Python that `--python` names.
+CPU time cover all its processes. Slurm is the exception: it runs before, and its CPU time is that
+of daemons, which is not measured. Systems with a queue are also measured by a kill: COUNT tasks are
+queued without a worker, the process with the queue gets SIGKILL and is started again on the same
+directory, and the tasks that are still queued are counted. A system that is not installed is left
+out. Python packages are looked for in the Python that `--python` names.
 
 `run` and xargs are compared once more, by the ratio of their costs above a run of one command.
 """
@@ -120,7 +120,7 @@ class Place(Struct, frozen=True):
     python: str
 
     def start(self, *command: str) -> subprocess.Popen[bytes]:
-        """Start a command in the directory. Its output is appended to the file `log` there."""
+        """Start a command in the directory, and append its output to the file `log` there."""
         with (self.directory / "log").open("ab") as log:
             return subprocess.Popen(
                 command,
@@ -366,7 +366,7 @@ def run(settings: Settings, python: str) -> list[TableLine]:
 def _lines_beside_xargs(settings: Settings, python: str) -> list[TableLine]:
     """Compare `run` with xargs in turns, by the ratio to the best run of xargs.
 
-    A cost is that of all commands minus that of one.
+    A cost is all commands' minus one command's.
     """
     count = settings.count(COUNT_BESIDE_XARGS)
     own, xargs, starts, bare = [], [], [], []

@@ -37,7 +37,7 @@ _TARGET_RELAYS: Final = 10
 #: Workers in one process. Each takes two descriptors.
 _WORKERS_PER_PROCESS: Final = 5_000
 
-#: Descriptors that a process needs beside those of its peers.
+#: Descriptors that a process needs beside its peers'.
 _OTHER_DESCRIPTORS: Final = 500
 
 #: Seconds that the workers take to settle, beside two of their intervals.

@@ -139,7 +139,7 @@ def memory_bytes(pid: int, measure: str) -> int:
 
 
 class BrokerBench:
-    """One broker with its own state, and its peers. All of them end with it."""
+    """A broker with its own state, and its peers. All of them end with it."""
 
     def __init__(
         self,
@@ -190,7 +190,7 @@ class BrokerBench:
         return started
 
     def end_peer(self, peer: Peer) -> None:
-        """End a peer before the others."""
+        """End a peer before the other peers."""
         self.peers.remove(peer)
         peer.end()
 

@@ -5,7 +5,7 @@ from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct
 
-#: A broker by the place of its journal, or the echo.
+#: A broker by the store of its journal, or the echo.
 Kind: TypeAlias = Literal["durable", "in memory", "echo", "postgresql"]
 
 #: The divisor for numbers of tasks in a quick run.
@@ -19,8 +19,8 @@ class Settings(Struct, frozen=True):
     quick: bool = False
     #: Print where the broker spends its time.
     profile: bool = False
-    #: The URL of a store in PostgreSQL, to compare with SQLite, or `postgresql` for one that is
-    #: started.
+    #: The URL of a store in PostgreSQL, to compare with SQLite, or `postgresql` for a server that
+    #: is started.
     store: str = ""
 
     def count(self, count: int) -> int:

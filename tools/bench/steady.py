@@ -1,8 +1,8 @@
 """A steady flow of tasks through a broker that compacts: memory, lag, and cost of compactions.
 
-Tasks are submitted as fast as they are accepted, with a limit on unfinished ones. So memory should
+Tasks are submitted as fast as they are accepted, with a limit on unfinished tasks. So memory should
 not grow with the number of finished tasks. With fewer tasks the limits of compaction shrink in
-proportion, so that a short run has as many compactions as a long one.
+proportion, so that a short run has as many compactions as a long run.
 """
 
 import time
@@ -29,11 +29,11 @@ BATCH: Final = 100
 LIMIT_MIN: Final = 1_000
 WORKERS: Final = 2
 
-#: Limits of a broker that never compacts, and of one that does as soon as it has started.
+#: Limits of a broker that never compacts, and of a broker that does as soon as it has started.
 NEVER: Final = CompactionLimits(rows=1 << 60, rows_bytes=1 << 60, ended=1 << 60)
 AT_ONCE: Final = CompactionLimits(rows=1)
 
-#: Seconds between polls, and the shares of all tasks at which memory is noted.
+#: Seconds between polls, and the parts of all tasks at which memory is noted.
 POLL_S: Final = 0.1
 MARKS: Final = (0.1, 0.5, 1.0)
 

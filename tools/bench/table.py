@@ -8,7 +8,7 @@ from bench.targets import Target
 
 
 class TableLine(msgspec.Struct):
-    """One line of the table."""
+    """A line of the table."""
 
     what: str
     unit: str

@@ -8,7 +8,7 @@ from bench.settings import Kind
 
 
 class Target(Struct, frozen=True):
-    """An upper bound of a figure, or with `at_least` a lower one."""
+    """An upper bound of a figure, or with `at_least` a lower bound."""
 
     floor: float
     goal: float
@@ -33,7 +33,7 @@ CORE_TASK_US: Final = {
 }
 #: Bytes per queued task with a payload of 20 bytes.
 QUEUED_TASK_BYTES: Final = Target(400, 260)
-#: Cost per task at the largest size over that at a smaller one.
+#: Cost per task at the largest size over the cost at a smaller size.
 GROWTH: Final = Target(1.5, 1.15)
 #: Memory of a broker when all tasks of a steady flow are done, over that at a tenth.
 STEADY_GROWTH: Final = Target(1.3, 1.1)

@@ -62,7 +62,7 @@ COMMON_ARGUMENTS: Final = {
 }
 
 #: Methods that the session or the command line calls. They are public in Python's sense only, and
-#: their types are those of inner layers.
+#: their types belong to inner layers.
 INNER_MEMBERS: Final = {
     "Future": (*("known_why", "loop", "set_exception", "set_result", "settle", "settle_failed"),),
 }
@@ -80,7 +80,7 @@ class Entry(NamedTuple):
     #: With module and class, such as taskyard.Client.submit.
     path: str
     value: object
-    #: Its whole documentation.
+    #: The whole documentation of the object.
     text: str
     #: As in a program. "" for an exception, and for a class that no program makes.
     signature: str
@@ -148,7 +148,7 @@ def _home_of(found: type, name: str) -> str:
 
 
 def _class_entry(path: str, value: type) -> Entry:
-    """Return the entry of a class. Its constructor is shown if it has a docstring of its own."""
+    """Return the entry of a class. The constructor is shown if it has a docstring of its own."""
     text = inspect.getdoc(value) or ""
     made: Any = getattr(value, "__init__", None)
     is_own = _home_of(value, "__init__").startswith("taskyard")
@@ -303,14 +303,14 @@ def _error(value: type[BaseException]) -> Iterator[str]:
     fields = re.findall(
         r"((?:^ +#: .*\n)+) +(?:self\.)?(\w+)", inspect.getsource(value), re.MULTILINE
     )
-    yield " Its fields:\n\n" if fields else "\n\n"
+    yield " Fields:\n\n" if fields else "\n\n"
     for comment, name in fields:
         yield f"- `{name}`: {' '.join(comment.replace('#:', '').split())}\n"
     yield "\n" if fields else ""
 
 
 def _markdown(paragraph: str) -> str:
-    """Return a paragraph of a docstring. Indented ones stay as they are, as code."""
+    """Return a paragraph of a docstring. Indented paragraphs stay as they are, as code."""
     return paragraph if paragraph.startswith("    ") else re.sub(r"([<*])", r"\\\1", paragraph)
 
 

@@ -34,7 +34,7 @@ branch on the code.
 
 - In Python, `error.code` and `error.names` of every `taskyard.TaskyardError`. `names` has the tasks
   or other things at fault.
-- With `--json`, the last line on stderr is the document below. Its schema is
+- With `--json`, the last line on stderr is the document below, with the schema
   [error.json](schemas/error.json).
 - With `-v`, the code is at the end of the message.
 
@@ -101,7 +101,7 @@ GROUPS: Final[dict[str, dict[str, Explanation]]] = {
         ),
         "forbidden": Explanation(
             "The role of the key does not allow the request, the key is unknown or revoked, or the "
-            "broker requires one.",
+            "broker requires a key.",
             "Get a key of another role from the broker's operator: `taskyard keys new`.",
         ),
         "full": Explanation(
@@ -115,7 +115,7 @@ GROUPS: Final[dict[str, dict[str, Explanation]]] = {
         ),
         "name-held": Explanation(
             "Another worker that is alive has this name.",
-            "Give each worker its own `--name`, or stop the other one.",
+            "Give each worker its own `--name`, or stop the other worker.",
         ),
         "name-lost": Explanation(
             "Another process took over the worker's name while this one sent no heartbeats.",
@@ -177,8 +177,8 @@ GROUPS: Final[dict[str, dict[str, Explanation]]] = {
             "Use `tcp://127.0.0.1:PORT` or `ipc://PATH`. See [security.md](security.md).",
         ),
         "unusable-key": Explanation(
-            "A key is required, or its file is missing, invalid, readable by others or of another "
-            "role.",
+            "A key is required, or its file is missing, invalid, of another role, or readable by "
+            "other users.",
             "Create a key with `taskyard keys new NAME`, and give it with `--key FILE`.",
         ),
         "bad-message": Explanation(
@@ -188,12 +188,12 @@ GROUPS: Final[dict[str, dict[str, Explanation]]] = {
     },
     "Usage and settings": {
         "usage": Explanation(
-            "An option or an argument is wrong, missing, or excludes another one.",
+            "An option or an argument is wrong, missing, or excludes another option.",
             "See `taskyard COMMAND --help`.",
         ),
         "invalid-setting": Explanation(
             "A settings file can't be read, or a setting or variable has an invalid value.",
-            "Correct it at the place in the message. `taskyard config --check` lists all problems.",
+            "Correct the line in the message. `taskyard config --check` lists all problems.",
         ),
         "not-installed": Explanation(
             "Spark, Java or another optional package is missing or can't be used.",
@@ -236,7 +236,7 @@ GROUPS: Final[dict[str, dict[str, Explanation]]] = {
             "Correct what the message names. `taskyard retry NAME` runs the task once more.",
         ),
         "task-blocked": Explanation(
-            "A task waits behind one that failed.",
+            "A task waits behind a failed task.",
             "Retry the failed task. `taskyard why NAME` names it.",
         ),
         "bytes-truncated": Explanation(
@@ -279,8 +279,8 @@ GROUPS: Final[dict[str, dict[str, Explanation]]] = {
             "Check the URL. The message says what is missing.",
         ),
         "state-format": Explanation(
-            "A state, a store or tables were written by another version of Taskyard: a newer one, "
-            "or one from before the first release. Nothing in them was changed.",
+            "A state, a store or tables were written by another version of Taskyard: a newer "
+            "version, or a version from before the first release. Nothing in them was changed.",
             "Use the version that wrote it, or begin with a new state.",
         ),
         "leader-lost": Explanation(
@@ -322,7 +322,7 @@ def explanations() -> dict[str, Explanation]:
 
 
 def exit_codes() -> dict[str, list[ExitCode]]:
-    """Return the exit codes of every code in the source. Each should have one."""
+    """Return the exit codes of every code in the source. Each class should have a code."""
     found = {refusal.value: {errors.Refused.exit_code} for refusal in Refusal}
     for kind in error_classes():
         if kind is not errors.Refused:
@@ -332,7 +332,7 @@ def exit_codes() -> dict[str, list[ExitCode]]:
 
 @cache
 def error_classes() -> list[type[TaskyardError]]:
-    """Return every error class of the source. Imports only modules that define one."""
+    """Return every error class of the source. Imports only modules that define such a class."""
     found: list[type[TaskyardError]] = [TaskyardError]
     classes = [(path, node) for path in sorted(_SOURCE.rglob("*.py")) for node in _classes(path)]
     names = {"TaskyardError"}

@@ -80,7 +80,7 @@ def _commands() -> Iterator[str]:
 def _walk(
     group: click.Group, context: click.Context
 ) -> Iterator[tuple[click.Command, click.Context]]:
-    """Yield every command, with those of a group after it."""
+    """Yield every command, and after a group its commands."""
     for name in group.list_commands(context):
         command = group.get_command(context, name)
         if command is None or command.hidden:

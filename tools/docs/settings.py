@@ -115,7 +115,7 @@ def _section(properties: dict[str, Any]) -> dict[str, Any]:
 
 
 def _value(key: AnyKey) -> dict[str, Any]:
-    """Return the schema of one key. Its kind is a comment: a reader has more rules."""
+    """Return the schema of one key. The kind of a value is a comment: a reader has more rules."""
     types = [*key.kind.types]
     found: dict[str, Any] = {
         "description": f"{key.help} {key.kind.description.capitalize()}.",

@@ -39,7 +39,7 @@ TASKS: Final = 600
 )
 @click.pass_obj
 def demo(cli_context: CliContext, *, pair: bool, tasks: int, postgresql: Path | None) -> ExitCode:  # noqa: ARG001  # the verb has it
-    """Run two brokers on a PostgreSQL, kill the one that leads, and audit the journal.
+    """Run two brokers on a PostgreSQL, kill the leader, and audit the journal.
 
     Starts a PostgreSQL in a temporary directory, two brokers and two workers. While a client
     submits tasks, the broker that leads is killed with SIGKILL. The other one takes over. Takes 20

@@ -43,7 +43,7 @@ NAME: Final = "pair"
 _WORKERS: Final = ("worker-1", "worker-2")
 _SLOTS: Final = 4
 
-#: This share of the tasks is submitted at the beginning, the rest in portions with a pause.
+#: This part of the tasks is submitted at the beginning, all others in portions with a pause.
 _FIRST_SHARE: Final = 0.5
 _PORTIONS: Final = 20
 _PAUSE_SECONDS: Final = 0.4

@@ -1,6 +1,6 @@
 """A throw-away PostgreSQL cluster, made from installed programs.
 
-Its files are in a directory of their own, where also its only socket is. No other user can connect,
+The files and the only socket are in a directory of their own. No other user can connect,
 so it has no password. PostgreSQL refuses to run as root: for root, it runs as another user.
 """
 
@@ -24,7 +24,7 @@ from taskyard.process.child import status_text
 #: Where packages for each version have their programs: Debian, Red Hat.
 _FOLDERS: Final = ("usr/lib/postgresql/*/bin", "usr/pgsql-*/bin")
 
-#: The user that it runs as when root starts it: of its package, or the one without rights.
+#: The user that it runs as when root starts it: of its package, or the user without rights.
 _USER: Final = "postgres"
 _USER_ID_OF_NO_RIGHTS: Final = 65534
 
@@ -50,7 +50,8 @@ _POLL_SECONDS: Final = 0.02
 
 
 def find_programs(named: Path | None = None) -> Path:
-    """Return the directory with `initdb` and `postgres`: the named one, or the first that is found.
+    """Return the directory with `initdb` and `postgres`: the named directory, or the first that is
+    found.
 
     Looks in PATH, asks `pg_config`, and takes the newest version of a distribution.
     """
@@ -98,7 +99,7 @@ def _make_directory(parent: Path | None) -> Path:
 
 
 def _give_away(directory: Path) -> pwd.struct_passwd | None:
-    """Give root's directory to another user, and return that one. None without need."""
+    """Give root's directory to another user, and return that user. None without need."""
     if os.geteuid() != 0:
         return None
     try:
@@ -115,7 +116,7 @@ class ThrowawayCluster:
     def __init__(
         self, programs: Path, parent: Path | None = None, settings: tuple[str, ...] = ()
     ) -> None:
-        """Create it in a new directory below `parent`, or below a temporary one, and start it."""
+        """Create it in a new directory below `parent`, or in a temporary directory. Start it."""
         self._programs = programs
         self._settings = (*_SETTINGS, *settings)
         self._server: subprocess.Popen[str] | None = None

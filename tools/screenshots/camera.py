@@ -1,6 +1,6 @@
 """Opens addresses in Chromium and writes pictures of them, in three looks.
 
-Owns the browser. Views are found by following links, beginning at those of the page's navigation,
+Owns the browser. Views are found by following links, beginning at the page's navigation,
 so a new view can't be forgotten. Knows no broker.
 """
 
@@ -38,7 +38,7 @@ _DRAWING_WIDTH: Final = 1000
 _QUALITIES: Final = (85, 75, 60, 45, 30)
 
 
-#: Addresses of links. The property `href` of those in an SVG is no text.
+#: Addresses of links. The property `href` of a link in an SVG is no text.
 _ADDRESSES: Final = "all => all.map(a => new URL(a.getAttribute('href'), location).href)"
 
 
@@ -70,7 +70,7 @@ class Camera:
 
     def __init__(self, browser: Browser, directory: Path) -> None:
         self._directory = directory
-        #: One page a window: a new one would read the script of the charts again.
+        #: A single page for each window: a new one would read the script of the charts again.
         self._pages = {window: self._open_window(browser, window) for window in WINDOWS}
         self._shown = ""
         #: Errors of the browser's console, and views that don't fit their window.
@@ -151,7 +151,7 @@ def view_name(path: str) -> str:
 
 
 def new_views(links: Iterable[str], root: str, known: Iterable[str], best: str) -> dict[str, str]:
-    """Return the views that links lead to, by their paths, without those of `known` paths.
+    """Return the views that links lead to, by their paths, without `known` paths.
 
     Of several links to a view, the first that contains `best` counts, else the first. Files with a
     suffix, as in `tasks.csv`, are no views.
@@ -174,9 +174,10 @@ def compress(browser: Browser, source: Path, target: Path, height_max: int) -> i
     page = browser.new_page()
     page.set_content("<style>body{margin:0}img{display:block}</style>")
     width, height = page.evaluate(
-        "async ([url, width]) => { const one = new Image(); one.src = url; await one.decode();"
-        " one.style.width = `${width ?? one.naturalWidth}px`; document.body.append(one);"
-        " const box = one.getBoundingClientRect(); return [box.width, box.height]; }",
+        "async ([url, width]) => { const drawn = new Image(); drawn.src = url;"
+        " await drawn.decode(); drawn.style.width = `${width ?? drawn.naturalWidth}px`;"
+        " document.body.append(drawn); const box = drawn.getBoundingClientRect();"
+        " return [box.width, box.height]; }",
         [f"data:image/{kind};base64,{data}", _DRAWING_WIDTH if kind == "svg+xml" else None],
     )
     page.set_viewport_size({"width": int(width), "height": min(int(height), height_max)})

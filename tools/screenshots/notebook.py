@@ -1,6 +1,6 @@
 """A page that shows what notebook cells show: a client, a campaign and futures.
 
-The boxes are those of the client's `_repr_html_`. The frame around them imitates no program.
+The boxes come from the client's `_repr_html_`. The frame around them imitates no program.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The processes in the pictures: a broker, workers and the page, with two campaigns.
 
-Every process ends with this one, however it ends, because it reads a pipe from it. Knows no
+Every process ends with this process, however it ends, because it reads a pipe from it. Knows no
 browser.
 """
 
@@ -123,7 +123,7 @@ class Scene:
         self.taskyard("load", file.name, "--campaign", "mail")
 
     def wait_for_done(self, count: int) -> None:
-        """Wait until so many tasks of the survey are done, and one has failed."""
+        """Wait until so many tasks of the survey are done, and a task has failed."""
 
         def is_so() -> bool:
             counts = client.counts("survey")

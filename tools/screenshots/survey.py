@@ -42,7 +42,7 @@ _SEED: Final = 19
 #: priority, so that every state is there from the beginning.
 _SECONDS: Final = {"fetch": 1.0, "clean": 1.6, "fit": 2.6, "merge": 2.0}
 
-#: One task in so many has this outcome.
+#: Of so many tasks one has this outcome.
 _OUTCOMES: Final = {"fetch": (("flaky", 12), ("missing", 53)), "fit": (("diverging", 40),)}
 
 

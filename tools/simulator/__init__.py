@@ -1,7 +1,7 @@
 """The simulator: network, disk, clock, faults and checkers in one thread on virtual time.
 
 Owns randomness: every choice is drawn from the seed, and one seed always gives the same digest. It
-runs the product's own loops and state machines. Its checkers share no code with them.
+runs the product's own loops and state machines. The checkers share no code with them.
 
     python -m simulator 7                  run one schedule, print each event and the digest
     python -m simulator --schedules 2000   run many, print the seeds that broke a promise
@@ -19,7 +19,7 @@ are peers that a stranger could write from the dialects' pages. They encode with
 all faults end, new workers start, paused lanes resume, and every task must end. In a last round
 every connection is reset, or the broker is killed, and every product worker must get a task within
 a bounded time. `reference_model` replays the journal as it becomes durable. `checkers` compares it
-with the events that peers sent and received, never with those that the adapters decoded.
+with the events that peers sent and received, never with the adapters' decoded events.
 
 The output of a run starts with the plan. Each further line has the virtual time in seconds and an
 event: `peer sends` and `peer receives` are messages at a peer, `broker sends` an effect. The bytes

@@ -15,7 +15,8 @@ from simulator.schedule import ScheduleResult, find_killing_seed, find_shorter, 
 #: Schedules within which a planted bug must be caught.
 HUNT_SCHEDULES_MAX: Final = 1_000
 
-#: Schedules after the first that caught a planted bug, among which a shorter one is looked for.
+#: Schedules after the first that caught a planted bug, among which a shorter schedule is looked
+#: for.
 SHORTER_SCHEDULES: Final = 30
 
 #: A seed that caught each planted bug, of a short schedule, a line each: tests try it first.
@@ -132,7 +133,7 @@ def killing_seeds() -> dict[str, int]:
 
 
 def _hunt_all(names: list[str], start: int, count: int, *, update: bool) -> int:
-    """Plant bugs one by one. Return 1 if one was not caught."""
+    """Plant one bug at a time. Return 1 if a bug was not caught."""
     recorded = killing_seeds() if update else {}
     caught: dict[str, int] = {}
     for name in names:

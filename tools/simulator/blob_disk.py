@@ -1,9 +1,9 @@
 """The simulated disk of blobs: a directory that fails as a real one does.
 
-The product's own `BlobFiles` runs on it. Its calls are passed on to a real directory in memory, and
-the disk notes what was not synced. A killed process loses nothing. A power cut loses or tears bytes
-that were not synced, and undoes renames in directories that were not synced. Bytes whose sync
-failed are lost with the power, too, whatever is synced later.
+The product's own `BlobFiles` runs on it. The product's calls are passed on to a real directory in
+memory, and the disk notes what was not synced. A killed process loses nothing. A power cut loses or
+tears bytes that were not synced, and undoes renames in directories that were not synced. Bytes
+whose sync failed are lost with the power, too, whatever is synced later.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ REMOVED: Final = ".removed"
 
 
 class _File:
-    """A file: the bytes that the disk has, and places of those that only the memory has."""
+    """A file: the bytes that the disk has, and the positions of bytes that only the memory has."""
 
     def __init__(self, content: bytes) -> None:
         self.durable = bytearray(content)
@@ -112,7 +112,7 @@ class BlobDisk:
         return count
 
     def sync(self, descriptor: int) -> None:
-        """Sync a file. A later sync does not write the bytes of a failed one."""
+        """Sync a file. A later sync does not write the bytes of a failed sync."""
         self._maybe_crash("before a sync of blobs")
         file = self._file(descriptor)
         dirty, file.dirty = file.dirty, []
@@ -260,5 +260,5 @@ def read_file(path: Path) -> bytes:
 
 
 def quick_disk() -> str | None:
-    """Return a directory in memory, if there is one: the product syncs each file."""
+    """Return a directory in memory, if there is any: the product syncs each file."""
     return "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108

@@ -195,7 +195,7 @@ class BrokerHost:
         self._schedule_run(0)
 
     def _recover(self, store: SimStore) -> Ledger:
-        """Recover from the snapshot, if there is one, and the rows after it."""
+        """Recover from the snapshot, if there is any, and the rows after it."""
         if self._snapshot is None:
             return recovery.recover(store)
         sequence, encoded = self._snapshot
@@ -203,12 +203,12 @@ class BrokerHost:
         return recovery.recover(store, ledger, sequence)
 
     def _compare(self, ledger: Ledger) -> None:
-        """Compare the recovered ledger with the crashed one, if all of that was durable."""
+        """Compare the recovered ledger with the crashed ledger, if all of that was durable."""
         if (
             self._fingerprint is not None
             and ledger_fingerprint(ledger, ended=False) != self._fingerprint
         ):
-            raise Violation("recovery", "the recovered ledger is not the one that crashed")
+            raise Violation("recovery", "the recovered ledger differs from the crashed ledger")
 
     def _take_snapshot(self, broker: Broker) -> None:
         """Take a snapshot of a replay, and sometimes trim the rows that it covers.

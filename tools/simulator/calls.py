@@ -134,7 +134,7 @@ class CallClient(NativeProductClient):
     """A Python client whose calls have large arguments, which it stores before it submits."""
 
     def plan_call(self, when_ns: int, campaign: bytes, name: bytes, needed: list[bytes]) -> None:
-        """Submit a call at a time. It needs the results of others, by their names for it."""
+        """Submit a call at a time. It needs the results of other calls, by their names for it."""
         terms = Terms(campaign=campaign, service=CALLS)
         payload = payload_of(identity.spelling(campaign, name), [one.decode() for one in needed])
         future = SettableFuture(self, name)  # each process has another one

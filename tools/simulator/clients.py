@@ -5,8 +5,8 @@
     PingPongModelClient    ping-pong's frontend: jobs, answered in order; tight links
     RoundRobinModelClient  TRACKEXECs of LMQ's round robin, answered by id; tight links
 
-Jobs of the last two have no names. A job is identified by its payload, and one that may be lost is
-requested again as another job.
+Jobs of the last two have no names. A job is identified by its payload, and a job that may be lost
+is requested again as another job.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 It hashes and verifies with `journal.chain`, as every store does, and reports each row to the
 checkers when it is durable. A crash loses or tears rows that were not synced. The witness is
-written after the commit and not synced, so a power cut may leave an older one.
+written after the commit and not synced, so a power cut may leave an older witness.
 """
 
 from __future__ import annotations
@@ -91,8 +91,7 @@ class SimStore(MemoryStore):
     # Faults of the disk while the broker is down.
 
     def reopen(self, *, power_cut: bool) -> None:
-        """Reopen the journal for the next broker. After a power cut the witness may be an older
-        one."""
+        """Reopen the journal for the next broker. After a power cut the witness may be older."""
         self._broken = False
         self.commit_ns = 0
         if power_cut:
@@ -142,7 +141,7 @@ class SimIndex:
         return self._covered
 
     def blobs_named(self, names: Iterable[str]) -> set[str]:
-        """Return those of these blobs that a result or an output names."""
+        """Return the blobs among these that a result or an output names."""
         contents = (content for both in self._streams.values() for content in both)
         named = {name for content in contents for name in named_by(content)}
         return named.intersection(names)

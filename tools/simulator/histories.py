@@ -1,7 +1,8 @@
 """The history of a schedule: its events and edges as a broker exports them, and its last ledger.
 
 Every row of the simulated journal is applied to a ledger of its own, so nothing here depends on the
-broker that wrote it. Tests of the data pipeline fold these histories and compare with the ledger.
+broker that wrote it. Tests of the data pipeline process these histories and compare with the
+ledger.
 """
 
 from __future__ import annotations

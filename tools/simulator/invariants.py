@@ -1,6 +1,6 @@
-"""Invariants that hold between events. Every copy kept for speed is compared with its origin.
+"""Invariants that hold between events. Every copy kept for speed is compared with its source.
 
-`check` raises `InvariantViolated` for the first contradiction. It walks everything, so it is for
+`check` raises `InvariantViolated` for the first contradiction. It checks everything, so it is for
 tests and the simulator, which call it only now and then at large sizes.
 """
 
@@ -74,7 +74,7 @@ def check_ledger(ledger: Ledger) -> None:
 
 
 def _tasks_by_owner(ledger: Ledger) -> tuple[dict[int, list[Task]], dict[bytes, list[Task]]]:
-    """Return the tasks that have not ended by the ids of their lanes, and leased ones by worker."""
+    """Return unfinished tasks by the ids of their lanes, and leased tasks by worker."""
     by_lane: dict[int, list[Task]] = {}
     by_worker: dict[bytes, list[Task]] = {}
     for task in ledger.tasks.values():
@@ -377,7 +377,7 @@ def _check_volatile(context: Context) -> None:
 
 
 def _check_uncertain(worker: Worker, timers: Timers) -> None:
-    """Check that every uncertain lease has a timer, and that uncertain slots are kept ones."""
+    """Check that every uncertain lease has a timer, and that uncertain slots are kept."""
     deadline_ns = deadlines.next_ns(worker)
     times = timers[TimerKind.UNCERTAIN, worker.name]
     scheduled = not deadline_ns or any(at_ns <= deadline_ns for at_ns in times)
@@ -458,8 +458,8 @@ def _lacks(worker: Worker, task: Task) -> bool:
 
 
 def _has_resources(worker: Worker, task: Task) -> bool:
-    """Return whether a worker has the resources of a task free, beside those of a task that it is
-    kept for."""
+    """Return whether a worker has the resources of a task free, beside the resources of a task that
+    it is kept for."""
     kept = worker.reservation
     if kept is None or kept.exclusive or kept.task is task:
         return not _lacks(worker, task)

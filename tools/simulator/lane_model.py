@@ -1,6 +1,6 @@
 """The lanes of the reference model: runs, deferred tasks, released tasks, debounce.
 
-Slow and simple: it counts the tasks of a lane one by one. Shares no code with the scheduler's
+Slow and simple: it counts the tasks of a lane one at a time. Shares no code with the scheduler's
 queues.
 """
 
@@ -15,7 +15,7 @@ from simulator.models import LEASED, READY, TaskModel
 from taskyard.core.rules import LaneOptions, Rule
 from taskyard.core.states import TaskState
 
-#: The place of a task that waits for the next run of its lane.
+#: The position of a task that waits for the next run of its lane.
 WAITS: Final = -1
 
 _Key = tuple[bytes, bytes]
@@ -26,7 +26,7 @@ class LaneModel(Struct):
 
     #: Tasks that may run although the lane is held. Leased tasks count.
     released: int = 0
-    #: Deferred tasks, and how many others come before them at most.
+    #: Deferred tasks, and how many other tasks come before them at most.
     next_run: dict[bytes, TaskModel] = field(default_factory=dict)
     run_left: int = 0
     #: When the debounce ends, by the wall clock. 0: there is none.
@@ -41,7 +41,7 @@ class LaneModels:
         self.rule_list: tuple[Rule, ...] = ()
         self.defaults = LaneOptions()
         self.lanes: dict[_Key, LaneModel] = {}
-        #: The rules changed in this turn, so those of earlier events in it are uncertain.
+        #: The rules changed in this turn, so the rules of earlier events in it are uncertain.
         self.fresh = True
         self._places = 0
         #: The rule of each lane, found once until the rules change.
@@ -132,7 +132,7 @@ class LaneModels:
             self.cap_released([key])
 
     def cap_released(self, keys: list[_Key]) -> None:
-        """Limit the released tasks of lanes to those that exist."""
+        """Limit the released tasks of lanes to existing tasks."""
         for key in keys:
             lane = self.of(key)
             there = self.count(key, READY) + self.count(key, LEASED)

@@ -37,7 +37,7 @@ MANAGER: Final = bytes(16)
 
 
 class Listener(IntEnum):
-    """A socket. Its dialect has the same number."""
+    """A socket. The dialect of the socket has the same number."""
 
     NATIVE = 0
     PING_BACKEND = 1

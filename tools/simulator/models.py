@@ -1,4 +1,4 @@
-"""One task and one worker as the journal describes them, and the error of a broken promise.
+"""A task and a worker as the journal describes them, and the error of a broken promise.
 
 The values of the reference model. They check nothing themselves.
 """
@@ -41,7 +41,7 @@ class TaskModel(Struct):
     worker: bytes = b""
     #: LEASED: the number of its record.
     lease_record: int = 0
-    #: READY: its place in the queue, 0 at the front, -1 in the next run.
+    #: READY: its position in the queue, 0 at the front, -1 in the next run.
     place: int = 0
     generation: int = 1
     #: It was FAILED and then retried, which overrides its expiry.

@@ -97,8 +97,7 @@ class Network:
     def connect(
         self, peer: Receiver, listener: int, identity: bytes = b"", *, reports_breaks: bool
     ) -> Link:
-        """Make a connection. A peer without an id gets a new one as in ZeroMQ, with a zero byte
-        first."""
+        """Make a connection. A peer without an id gets one as in ZeroMQ, with a zero byte first."""
         self._connections += 1
         given = b"\0" + self._connections.to_bytes(4, "big")
         route = bytes([listener]) + (identity or given)

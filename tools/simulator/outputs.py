@@ -1,8 +1,8 @@
 """The output of simulated programs, and the large arguments and results of simulated calls.
 
 All of it follows from the names of tasks, so that checkers need no memory of it. Schedules without
-blobs draw no random numbers for them. In half of the others, bytes become blobs much sooner than in
-the product, so that short streams are blobs of many parts.
+blobs draw no random numbers for them. In half of the other schedules, bytes become blobs much
+sooner than in the product, so that short streams are blobs of many parts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from simulator.plan import Plan
     from taskyard.core.blobs import Content
 
-#: One schedule in so many has programs that print, and blobs.
+#: Of so many schedules one has programs that print, and blobs.
 _SCHEDULES: Final = 5
 _WITH_BLOBS: Final = 3
 
@@ -43,11 +43,11 @@ _WITH_BLOBS: Final = 3
 _LAG_SCHEDULES: Final = 25
 _LAGGING: Final = 11
 
-#: Bytes that programs print: nothing, a short stream, or a long one.
+#: Bytes that programs print: nothing, a short or a long stream.
 _SIZES: Final = (0, 100, 70_000, 100_000)
 _SIZES_SMALL: Final = (0, 100, 3_000, 15_000)
 
-#: One schedule with blobs in so many has the limits of the product.
+#: Of so many schedules with blobs one has the limits of the product.
 _LIMITS: Final = 2
 
 #: Everything that is printed begins so.
@@ -96,7 +96,7 @@ _SMALL: Final[Sequence[tuple[Any, str, int]]] = (
 class BlobPlan(Struct):
     """How blobs are kept in a schedule."""
 
-    #: How long a blob is kept that nothing names, and one that only ended tasks name.
+    #: How long a blob is kept that nothing names, and a blob that only ended tasks name.
     grace_ns: int
     keep_ns: int | None
     #: Bytes of a part of an upload or a download.
@@ -239,5 +239,5 @@ def stored_as(content: Content) -> list[str]:
 
 
 def named_by(content: Content) -> list[str]:
-    """Return the blobs that a content names: its own, and those in its first line."""
+    """Return the blobs that a content names: its own, and the blobs in its first line."""
     return [*stored_as(content), *heading(text_of(content)).get("values", [])]

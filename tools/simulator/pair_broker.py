@@ -1,10 +1,10 @@
-"""One process of a broker over a simulated PostgreSQL, and the processes of its compactions.
+"""A process of a broker over a simulated PostgreSQL, and the processes of its compactions.
 
 Runs the product's way to a term and to its end, in simulated threads: lease, store, exports,
 recovery, turns, and the steps between turns.
 
-A turn counts for the checkers when its row is durable, or when its replies leave without one, with
-the time at which it was decided. A turn of a broker that was replaced meanwhile never counts.
+A turn counts for the checkers when its row is durable, or when its replies leave without a row,
+with the time at which it was decided. A turn of a broker that was replaced meanwhile never counts.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ TURNS_AT_ONCE_MAX: Final = 200
 #: Turns between two checks of the core's invariants, which cost more than a turn.
 INVARIANTS_TURNS: Final = 32
 
-#: Why a broker ends that found the term of the other one.
+#: Why a broker ends that found the term of the other broker.
 WAITING: Final = "the other broker has the term"
 
 URL: Final = "postgresql://sim/taskyard"
@@ -98,7 +98,7 @@ class Turn:
 
 
 class Machines(Protocol):
-    """Both machines, as a process on one of them needs them."""
+    """Both machines, as a process on either needs them."""
 
     world: World
     threads: Threads
@@ -122,7 +122,7 @@ class Machines(Protocol):
 
 
 class PairBroker:
-    """One process of a broker. Implements `broker.environment.EventTransport`."""
+    """A process of a broker. Implements `broker.environment.EventTransport`."""
 
     def __init__(self, host: Machines, place: int, process: ThreadedProcess) -> None:
         self._host = host

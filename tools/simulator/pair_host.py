@@ -1,8 +1,8 @@
 """Two machines with a broker each, over one simulated PostgreSQL.
 
-One broker leads (`pair_broker`). The other follows as a standby, or in some schedules it starts
+A broker leads (`pair_broker`). The other follows as a standby, or in some schedules it starts
 again and again until the lease of the first has ended. Peers stay with a broker until its process
-ends, or is silent for as long as ZeroMQ's heartbeats allow. Then they connect to the other one.
+ends, or is silent for as long as ZeroMQ's heartbeats allow. Then they connect to the other broker.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ STOPPED_NS_MAX: Final = 60 * SECOND_NS
 #: A compaction that failed is tried again after this. Schedules are short.
 RETRY_NS: Final = SECOND_NS // 2
 
-#: A broker that found the term of the other one starts again within this.
+#: A broker that found the term of the other broker starts again within this.
 WAITS_NS_MAX: Final = SECOND_NS // 10
 
 
@@ -123,12 +123,12 @@ class PairHost:
             )
             for _ in self._brokers
         ]
-        #: The place of each tight connection, by its number.
+        #: The machine of each tight connection, by its number.
         self._places: dict[int, int] = {}
         if has_blobs(world.plan.seed):
             self._keep_blobs()
-        #: Connections to a broker that was replaced already. Its end is no restart of the leader,
-        #: which knows all that the peer held.
+        #: Connections to a broker that was replaced already. The end of such a connection is no
+        #: restart of the leader, which knows all that the peer held.
         self._to_replaced: set[int] = set()
 
     def _keep_blobs(self) -> None:
@@ -445,5 +445,5 @@ class _Secrets:
 
 
 def _quick_disk() -> str | None:
-    """Return a directory in memory, if there is one: the product syncs each file."""
+    """Return a directory in memory, if there is any: the product syncs each file."""
     return "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108

@@ -13,7 +13,7 @@ from msgspec import Struct
 from simulator.plan import MILLISECOND_NS, SECOND_NS, chance
 from simulator.postgres import StoreFaults
 
-#: Separates the choices about brokers and database from all others.
+#: Separates the choices about brokers and database from all other choices.
 _PAIR_SEED_OFFSET: Final = 1 << 43
 
 
@@ -80,7 +80,7 @@ def draw_faults(seed: int) -> PairFaults:
         of_store.cut_before = of_store.cut_after = of_store.cut_late = 0.0
         drawn.failover = drawn.cut = 0.0
         if chance(rng, 0.4):
-            # A late trim comes after later ones only in a long term with quick compactions.
+            # A late trim comes after later trims only in a long term with quick compactions.
             drawn.stop, of_store.delay, of_store.compaction_delay = 0.2, 0.0, 0.0
             of_store.trim_late = 0.5
     return drawn

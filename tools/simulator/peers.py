@@ -28,7 +28,7 @@ REPLY_TIMEOUT_NS: Final = 6 * SECOND_NS
 
 
 class Codec(Protocol):
-    """One dialect, for one process of a peer."""
+    """A dialect, for one process of a peer."""
 
     def encode(self, sent_events: Sequence[Event]) -> list[bytes]: ...
 
@@ -67,7 +67,7 @@ class Peer:
         self.begin()
 
     def connect(self) -> None:
-        """Make a new connection. Messages on the former one are lost."""
+        """Make a new connection. Messages on the former connection are lost."""
         if self._link is not None:
             self._link.open = False
             self.world.network.disconnect(self._link)
@@ -77,7 +77,7 @@ class Peer:
         )
 
     def identity(self) -> bytes:
-        """Return the id for its connection. Empty: the broker's socket chooses one."""
+        """Return the id for its connection. Empty: the broker's socket chooses an id."""
         return b""
 
     def crash(self) -> None:

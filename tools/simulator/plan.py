@@ -1,7 +1,7 @@
 """The plan that a seed draws: the size of the world, and its faults.
 
-Swarm testing: each seed switches features and faults on and off, so that rare ones are frequent in
-some runs instead of rare in all. Everything is a plain number, printed first in every run.
+Swarm testing: each seed switches features and faults on and off, so that rare faults are frequent
+in some runs instead of rare in all. Everything is a plain number, printed first in every run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SECOND_NS: Final = 1_000_000_000
 MILLISECOND_NS: Final = 1_000_000
 
-#: Prefixes of the names that the broker makes for tasks without one.
+#: Prefixes of the names that the broker makes for tasks without a name.
 NAMED_BY_BROKER: Final = (b"ping-pong-", b"round-robin-")
 
 #: The start of a truncated result, and its full length.
@@ -149,7 +149,7 @@ class Plan(Struct):
     #: The rules of the lanes at the start.
     clauses: tuple[Rule, ...]
     broker_workers_max: int
-    #: Whether some rules, also later ones, have rates for each lane, and weights.
+    #: Whether some rules, also later rules, have rates for each lane, and weights.
     lane_rates: bool
 
     def lines(self) -> list[str]:
@@ -166,7 +166,7 @@ def chance(rng: Random, probability: float) -> bool:
     return rng.random() < probability
 
 
-#: Separates the choices about resources from all others.
+#: Separates the choices about resources from all other choices.
 RESOURCE_SEED_OFFSET: Final = 1 << 41
 
 #: Resources of a worker that has some, and of a task that needs some.

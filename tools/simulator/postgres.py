@@ -81,7 +81,7 @@ class SimDatabase:
         self.busy_until_ns = 0
         self._statements: dict[str, Statement] = {}
         self._connections: list[SimConnection] = []
-        #: Rises with each server. Statements of former ones are never executed.
+        #: Rises with each server. Statements of former servers are never executed.
         self.server = 0
         self.is_down = False
         #: Called with the epoch of each new term.
@@ -109,7 +109,7 @@ class SimDatabase:
         return connection
 
     def cut(self, process: ThreadedProcess | None = None) -> None:
-        """Cut all connections, or those of one process."""
+        """Cut all connections, or one process's."""
         for connection in self._connections:
             if process is None or connection.process is process:
                 connection.cut()
@@ -181,7 +181,7 @@ class _Request:
         self._confirms = confirms
         self._server = self.database.server
         self._turn = getattr(connection.process, "turn", None)
-        #: Tables of one moment, if the statement is in a transaction that reads those.
+        #: Tables of one moment, if the statement is in a transaction that reads them.
         self._tables = connection.snapshot
         self.rows: Rows = []
         #: Stands for the columns, which every statement has here.
@@ -358,7 +358,7 @@ class SimConnection:
 
 
 class _Cursor:
-    """A cursor. Its rows are those of its last statement."""
+    """A cursor. The rows belong to its last statement."""
 
     def __init__(self, connection: SimConnection) -> None:
         self._connection = connection

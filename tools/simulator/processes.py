@@ -219,7 +219,7 @@ class SimRunner:
         #: Possible outcomes beside DONE and FAILED.
         self._outcomes = outcomes
         self._sends_attempts = sends_attempts
-        #: Jobs that wait for a slot, and end times of running ones, by their keys.
+        #: Jobs that wait for a slot, and end times of running jobs, by their keys.
         self._waiting: dict[tuple[bytes, int], Job] = {}
         self._running: dict[tuple[bytes, int], tuple[Job, int]] = {}
         #: Attempts that this process ever started.

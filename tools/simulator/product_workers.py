@@ -60,7 +60,7 @@ _EAGER_SCHEDULES: Final = 5
 #: WMP's replies to a GIVE.
 _TAKE_OR_NO: Final = (b"\x04", b"\x05")
 
-#: Incarnations of one worker. Those of another with the same name begin after them.
+#: Incarnations of one worker. Another worker with the same name has later incarnations.
 INCARNATIONS_MAX: Final = 1_000_000
 
 
@@ -78,7 +78,7 @@ def heartbeat_ns_of(plan: Plan) -> int:
 
 
 class EagerPrefetch(Prefetch):
-    """A prefetch as if tasks were quick. Simulated ones are too slow and too few for any."""
+    """A prefetch as if tasks were quick. Simulated tasks are too slow and too few for any."""
 
     def on_finished(self, tasks: int, now_ns: int) -> bool:
         return super().on_finished(50 * tasks, now_ns)

@@ -212,7 +212,7 @@ class ReferenceModel:
             self._move(task_model, READY, why)
 
     def _move_from_lanes(self, task_models: list[TaskModel], state: TaskState, why: str) -> None:
-        """Move tasks to another state, and remove ready ones from the queues of their lanes."""
+        """Move tasks to another state, and remove ready tasks from the queues of their lanes."""
         ready = [task_model for task_model in task_models if task_model.state is READY]
         for task_model in task_models:
             self._move(task_model, state, why)
@@ -247,7 +247,7 @@ class ReferenceModel:
     def _close_cycle(self, task_model: TaskModel) -> bool:
         return bool(task_model.after) and task_model.name in self._all_dependencies(task_model)
 
-    # One method for each record.
+    # A method for each record.
 
     def _submitted(self, record: r.Submitted) -> None:
         submission = record.submission
@@ -386,8 +386,10 @@ class ReferenceModel:
             lane.debounce_until_ns = 0
 
     def _is_fitting_before(self, late: TaskModel) -> bool:
-        """Return whether a lane had a task of this run that could have been leased before a
-        deferred one. Others may wait for slots, or for a worker without other tasks."""
+        """Return whether a task of this run could have been leased before a deferred task.
+
+        Another task may wait for slots, or for a worker without other tasks.
+        """
         worker_model = self.workers[late.worker]
         used = sum(task_model.terms.slots for task_model in worker_model.held.values()) + sum(
             worker_model.slots_kept
@@ -405,8 +407,8 @@ class ReferenceModel:
         )
 
     def _check_suspects(self, worker_model: WorkerModel, task_models: list[TaskModel]) -> None:
-        """Require that suspects share a worker with fewer others the fewer losses they have
-        left. The last attempt runs alone."""
+        """Require that suspects share a worker with fewer suspects the fewer losses they have left.
+        The last attempt runs alone."""
         slots = worker_model.facts.slots_total
         left: dict[int, int] = {}
         for task_model in [*worker_model.held.values(), *task_models]:
@@ -490,7 +492,7 @@ class ReferenceModel:
                 )
 
     def _check_order(self, task_models: list[TaskModel]) -> None:
-        """Require that within a lane tasks go by priority, then returned ones first, then by
+        """Require that within a lane tasks go by priority, then returned tasks first, then by
         arrival."""
         lanes = dict.fromkeys(
             task_model.lane_key
@@ -768,7 +770,7 @@ class ReferenceModel:
 
 
 def _is_expired(task_model: TaskModel, at_ns: int) -> bool:
-    """Return whether the hard expiry of a task has passed, or the soft one of a tried task."""
+    """Return whether the hard expiry of a task has passed, or the soft expiry of a tried task."""
     terms = task_model.terms
     is_tried = task_model.failures + task_model.losses > 0
     return 0 < terms.expires_hard_ns <= at_ns or (is_tried and 0 < terms.expires_ns <= at_ns)

@@ -55,7 +55,8 @@ KINDS: Final[dict[str, type[AnyWorker]]] = {**FOREIGN_KINDS, **product_workers.K
 #: Later than any event.
 _FAR_NS: Final = 1 << 62
 
-#: In one of this many schedules there is a native relay, and in others a worker that only requests.
+#: In one of this many schedules there is a native relay, and in other schedules a worker that only
+#: requests.
 _NATIVE_RELAY_SCHEDULES: Final = 4
 _STEALING_SCHEDULES: Final = 3
 
@@ -100,7 +101,7 @@ class Scenario:
         self._extensions = 0
         #: Separate, so that seeds without two workers of one name draw as before.
         self._fault_rng = Random(world.plan.seed + _FAULT_SEED_OFFSET)
-        #: Random choices of edits, which leave those of other requests as they are.
+        #: Random choices of edits, which leave the choices of other requests as they are.
         self._edit_rng = Random(world.plan.seed + _EDIT_SEED_OFFSET)
         self._resource_rng = Random(world.plan.seed + RESOURCE_SEED_OFFSET)
 
@@ -264,7 +265,7 @@ class Scenario:
         for name in submission.names:
             if self.rng.random() < self.plan.odds.poison:
                 self.world.poisoned[name] = None
-        # By the name, so that random numbers stay those of earlier schedules.
+        # By the name, so that random numbers stay as in earlier schedules.
         submission.environment = ENVIRONMENTS[crc32(submission.names[0]) % len(ENVIRONMENTS)]
         event = events.SubmitRequested(0, b"", submission)
         self._shape(event, submission)
@@ -642,7 +643,7 @@ class Scenario:
         large.start()
 
     def _flush(self) -> None:
-        """Release all tasks in held lanes, and those that a late Pause keeps."""
+        """Release all tasks in held lanes, and tasks that a late Pause keeps."""
         self._resume_all()
         model = self.world.checker.model
         ready = [task_model for task_model in self._task_models() if task_model.state is READY]

@@ -1,4 +1,4 @@
-"""One schedule from its seed to its verdict: faults, recovery, and the end of all tasks."""
+"""A schedule from its seed to its verdict: faults, recovery, and the end of all tasks."""
 
 from __future__ import annotations
 
@@ -132,8 +132,8 @@ def find_killing_seed(mutation: Mutation, seeds: Iterable[int]) -> ScheduleResul
     """Return the first of these schedules that catches a planted bug: by the checkers, or by the
     invariants if it breaks no promise in the journal.
 
-    Bugs of product loops are hunted with these alone, the others with model workers, so that each
-    shows often. A schedule that is bad without the bug as well catches nothing.
+    Bugs of product loops are hunted with these alone, all other bugs with model workers, so that
+    each shows often. A schedule that is bad without the bug as well catches nothing.
     """
     run_one = partial(
         run,
@@ -152,8 +152,10 @@ def find_killing_seed(mutation: Mutation, seeds: Iterable[int]) -> ScheduleResul
 
 
 def find_shorter(mutation: Mutation, found: ScheduleResult, seeds: Iterable[int]) -> ScheduleResult:
-    """Return the shortest of these schedules in which the same checker catches a planted bug, or
-    the one that was found before."""
+    """Return the shortest of these schedules in which the same checker catches a planted bug.
+
+    Without any, return the schedule that was found before.
+    """
     for seed in seeds:
         result = find_killing_seed(mutation, [seed])
         if result is not None and result.checker == found.checker and result.events < found.events:

@@ -1,9 +1,9 @@
 """A model of ZeroMQ's connecting sockets, for the product's loops.
 
 Owns everything that ZeroMQ hides from a loop: connections that break and return silently, under the
-same id if the socket has one and else under a new one, messages lost on the wire, and messages that
-wait in the socket for a connection. Carries frames without decoding them. A test runs the same
-script on this model and on libzmq.
+socket's id, or under a new id if it has none, messages lost on the wire, and messages that wait in
+the socket for a connection. Carries frames without decoding them. A test runs the same script on
+this model and on libzmq.
 """
 
 from __future__ import annotations
@@ -56,8 +56,7 @@ class Socket:
         decode_sent: Callable[[bytes, Sequence[bytes]], tuple[Event, ...]] = _no_op,
         on_received: Callable[[Sequence[bytes]], None] | None = None,
     ) -> None:
-        """Connect. `decode_sent` decodes outgoing messages, `on_received` is called with
-        incoming ones."""
+        """Connect. `decode_sent` decodes sent messages, `on_received` gets received messages."""
         self._network = network
         self._process = process
         self._door = listener
@@ -66,7 +65,7 @@ class Socket:
         self._on_received = on_received
         self._server = ENDPOINT.encode()
         self._link: Link | None = None
-        #: Messages that wait for a connection, and those that arrived.
+        #: Messages that wait for a connection, and messages that arrived.
         self._waiting: deque[list[bytes]] = deque()
         self._arrived: deque[tuple[bytes, ...]] = deque()
         self._retry_ns = RECONNECT_MS_MIN * MILLISECOND_NS
@@ -108,7 +107,7 @@ class Socket:
         return self._connections
 
     def close(self) -> None:
-        """Close at once. Messages on the way still arrive, waiting ones are lost."""
+        """Close at once. Messages on the way still arrive, waiting messages are lost."""
         self._is_closed = True
         if self._link is not None:
             self._network.disconnect(self._link)

@@ -2,7 +2,7 @@
 
 Statements are known by their text (`parse`). The conditions on the leader's row are read from the
 text, so that a statement without one changes what it should not. Each write under a term is also
-checked without them: a stale one is a violation.
+checked without them: a stale write is a violation.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Statement(Struct):
     is_new_term: bool
     #: Whether a value of `taskyard.meta` that is greater stays.
     keeps_greatest: bool
-    #: Columns of the leader's row, and the names or places of the values that they must have.
+    #: Columns of the leader's row, and the names or positions of the values that they must have.
     conditions: list[tuple[str, str | int]]
 
 

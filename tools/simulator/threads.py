@@ -1,6 +1,6 @@
 """Threads of simulated processes: product code that blocks, on virtual time.
 
-Each is a thread of Python, but only one of them runs at a time, and only while the timeline waits
+Each is a thread of Python, but only one thread runs at a time, and only while the timeline waits
 for it. So a run depends on its seed alone. A process can be paused, as SIGSTOP does, and killed at
 any call that blocks. Owns the means of product code to wait: sleep, events, threads.
 """
@@ -67,7 +67,7 @@ class ProcessClock:
 
 
 class Threads:
-    """All threads of a world. Runs one of them at a time."""
+    """All threads of a world. Runs one thread at a time."""
 
     def __init__(self, timeline: Timeline) -> None:
         self.timeline = timeline

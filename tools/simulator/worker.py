@@ -36,7 +36,7 @@ REPLY_TIMEOUT_NS: Final = 1500 * MILLISECOND_NS
 _LONG_TASKS: Final = 8
 _LONG_LEASES: Final = 5
 
-#: Incarnations of one worker. Those of another with the same name begin after them.
+#: Incarnations of one worker. Another worker with the same name has later incarnations.
 INCARNATIONS_MAX: Final = 1_000_000
 
 #: Refusals of a process that does not hold its name.
@@ -67,7 +67,7 @@ class Worker(Peer):
     kind = ""
     sends_attempts = True
     dies_on_poison = True
-    #: Its dialect has messages for progress and for returning a task.
+    #: The worker's dialect has messages for progress and for returning a task.
     sends_progress = True
     returns_tasks = True
     #: It sends its incarnation and its heartbeat interval.
@@ -273,7 +273,7 @@ class Worker(Peer):
         return Outcome.DONE
 
     def return_task(self, name: bytes) -> None:
-        """Return a task, perhaps with another one, perhaps with dependencies."""
+        """Return a task, perhaps with another task, perhaps with dependencies."""
         names = [name, *(other for other, one in self.held.items() if not one.reported)][:2]
         for one in names:
             self.held[one].reported = True
@@ -334,7 +334,7 @@ class Worker(Peer):
             self.after(self.heartbeat_ns, self.on_free)
 
     def release(self, name: bytes, attempt: int | None = None) -> None:
-        """Forget a task that was reported. Without an attempt, the one that is held."""
+        """Forget a task that was reported. Without an attempt, the held attempt."""
         held = self.held.get(name)
         if held is not None and held.reported and attempt in (None, held.attempt):
             del self.held[name]

@@ -12,7 +12,7 @@
 Plain, standing and ping workers can't list their tasks. After a restart of the broker, half of them
 continue with their tasks and without Exit, as published programs do.
 
-Plain and ping workers have no attempts, plain and standing ones can't report failures, and only
+Plain and ping workers have no attempts, plain and standing workers can't report failures, and only
 pull workers can send a reason. A poisoned task kills its worker. Plain workers return it instead,
 because the broker can't notice their loss.
 """
@@ -161,7 +161,7 @@ class StealingWorker(PullWorker):
         self.connected_ns = self.world.timeline.now_ns
 
     def _retry_after_timeout(self, request: int, *, healthy: bool) -> None:
-        """Send a request again. One on a connection that was given up has no reply."""
+        """Send a request again. A request on a connection that was given up has no reply."""
         is_old = self.world.timeline.now_ns - self.connected_ns > REPLY_TIMEOUT_NS
         super()._retry_after_timeout(request, healthy=healthy and is_old)
 
@@ -266,7 +266,7 @@ class WakeWorker(Worker):
         self.register()
 
     def report(self, names: list[bytes]) -> None:
-        """Report tasks one by one. Refused ones are not reported again."""
+        """Report one task at a time. Refused reports are not repeated."""
         for name in names:
             held = self.held[name]
             outcome = self.outcome(name)
@@ -327,7 +327,7 @@ class WakeWorker(Worker):
 
 
 class PlainWorker(RequestReplyPeer, Worker):
-    """One open request at a time, without heartbeats and attempts. Polls for tasks."""
+    """Has one open request at a time, without heartbeats and attempts. Polls for tasks."""
 
     kind = "plain"
     sends_attempts = False
@@ -375,7 +375,7 @@ class PlainWorker(RequestReplyPeer, Worker):
         return Outcome.DONE
 
     def work_anyway(self, names: list[bytes]) -> None:
-        """Finish tasks. A poisoned one is returned by leaving."""
+        """Finish tasks. A poisoned task is returned by leaving."""
         if any(name in self.world.poisoned for name in names):
             self.reconnect()
         else:
@@ -416,7 +416,7 @@ class AlwaysReadyWorker(Worker):
         self.own_name = name
         self.codec: RoundRobinWorkerCodec
         self.connections = 0
-        #: Messages without an INCREMENT, and those of before a restart or a known connection.
+        #: Messages without an INCREMENT, and messages of before a restart or a known connection.
         self.taken: list[bytes] = []
         self.taken_before_restart: list[bytes] = []
         del services
@@ -487,7 +487,7 @@ class AlwaysReadyWorker(Worker):
         self.reconnect()
 
     def on_assign(self, assign: effects.Assign) -> None:
-        """Require a free slot. It does not learn of cancelled tasks: others arrive instead."""
+        """Require a free slot. It does not learn of cancelled tasks: other tasks arrive instead."""
         is_early = self.world.checker.connections.was_early(self._link, self.frames)
         (self.taken_before_restart if is_early else self.taken).extend(assign.names)
         wanted = [name for name in self.taken if not self.world.checker.replies.was_cancelled(name)]
@@ -515,7 +515,7 @@ class AlwaysReadyWorker(Worker):
 
 
 class PingPongModelWorker(Worker):
-    """One task at a time. It has no lasting name: each connection is another worker."""
+    """Has one task at a time, and no lasting name: each connection is another worker."""
 
     kind = "ping"
     listener = Listener.PING_BACKEND

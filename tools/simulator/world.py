@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _encode_into = msgspec.msgpack.Encoder().encode_into
 
-#: Separates the random numbers of the run from those of the plan.
+#: Separates the random numbers of the run from the plan's.
 _RNG_SEED_OFFSET: Final = 1 << 40
 
 
@@ -64,7 +64,7 @@ class Host(BrokerInbox, Protocol):
 
     @property
     def is_running(self) -> bool:
-        """Return whether a broker has connections, also one that is stopped."""
+        """Return whether a broker has connections, also if it is stopped."""
         ...
 
     @property
@@ -129,7 +129,7 @@ class World:
         self.may_duplicate = plan.faults.duplicate > 0
         self.events = 0
         self._say = say
-        #: All events so far, encoded. One hash at the end is quicker than one of each event.
+        #: All events so far, encoded. A hash at the end is quicker than a hash of each event.
         self._traced = bytearray()
 
     @property
@@ -138,7 +138,7 @@ class World:
         return self.timeline.now_ns > self.mishap_ns + CALM_NS
 
     def networks(self) -> list[Network]:
-        """Return the broker's network and those of relays."""
+        """Return the broker's network and the relays' networks."""
         return [self.network, *self.relay_networks, *self.native_relay_networks]
 
     def trace(self, what: str, thing: object = "", frames: Sequence[bytes] = ()) -> None:

@@ -32,7 +32,7 @@ VERB_SECONDS_MAX: Final = 30.0
 #: stuck.
 STUCK_SECONDS: Final = 8.0
 
-#: A worker that sent a message within this is alive: those that only answer get a request every 5
+#: A worker that sent a message within this is alive: peers that only answer get a request every 5
 #: s.
 ALIVE_SECONDS: Final = 6.0
 
@@ -216,7 +216,7 @@ def last_record(path: Path) -> int:
 
 
 def read_ledger(path: Path) -> tuple[Counter[bytes], dict[str, float]]:
-    """Return how often each text ran, and when each worker last ran one."""
+    """Return how often each text ran, and when each worker last ran a task."""
     texts: Counter[bytes] = Counter()
     served_at: dict[str, float] = {}
     for line in path.read_bytes().split(b"\n")[:-1]:

@@ -1,4 +1,5 @@
-"""The audit of blobs: each one that a record names is there, with its bytes, and no stream is left.
+"""The audit of blobs: each blob that a record names is there, with its bytes, and no stream is
+left.
 
 Reads the databases and the directory of a stopped broker by their description in the docs. Imports
 nothing of Taskyard, so that both can't be wrong in the same way.
@@ -49,7 +50,7 @@ class BlobAudit:
 
 
 def audit_blobs(state: Path, directory: Path) -> BlobAudit:
-    """Compare the blobs in a directory with those that a state names."""
+    """Compare the blobs in a directory with the names in a state."""
     found = BlobAudit()
     kept = {path.name: path for path in directory.glob("[0-9a-f][0-9a-f]/*")}
     for name, path in kept.items():

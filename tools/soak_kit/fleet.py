@@ -1,7 +1,7 @@
 """The soak's processes: their commands, restarts and faults.
 
-Owns every process of a soak and ends all of them. `Fleet` starts them, restarts those that ended,
-and applies faults that a seeded generator draws. Knows nothing of tasks.
+Owns every process of a soak and ends all of them. `Fleet` starts them, restarts processes that
+ended, and applies faults that a seeded generator draws. Knows nothing of tasks.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ BROKERS: Final = ("up", "broker-a", "broker-b")
 #: Processes that are not workers: each has its own faults, or none.
 SPARED: Final = ("up", "relay", "watch")
 
-#: Second processes under the name of another worker. One of each pair is accepted, and the other
-#: waits. One that was taken for dead by mistake is refused.
+#: Second processes under the name of another worker. In each pair the first is accepted, and the
+#: other waits. A process that was taken for dead by mistake is refused.
 TWINS: Final = {"twin-1": "native-1", "twin-2": "wmp-1"}
 REFUSED: Final = 2
 
@@ -124,7 +124,7 @@ class Member:
 
     @property
     def pid(self) -> int | None:
-        """Its process id while it runs."""
+        """The process id while the process runs."""
         return None if self.process is None else self.process.pid
 
 
@@ -143,7 +143,7 @@ class Fleet:
         self._log = log
         self.members = {member.name: member for member in chosen or members(place)}
         self.members["watch"].start_at = float("inf")
-        #: One of each three is only suspended, so that leaks of the broker there stay.
+        #: A third of them is only suspended, so that leaks of the broker there stay.
         self.never_killed = [
             f"{prefix}-{dice.randint(1, 3)}"
             for prefix in ("hungry", "pong", "rr", "dwork", "wmp", "far")
@@ -155,7 +155,7 @@ class Fleet:
         self._suspended: dict[int, float] = {}
         #: Suspended processes that are killed instead.
         self._to_be_killed: list[int] = []
-        #: The broker's process, and when a new one was first seen.
+        #: The broker's process, and when a new process was first seen.
         self.broker_pid: int | None = None
         self.broker_changed_at = 0.0
         (place.root / "log").mkdir(exist_ok=True)
@@ -163,7 +163,7 @@ class Fleet:
     # Restarts.
 
     def turn(self) -> None:
-        """Start processes that are due, resume suspended ones, and note ends."""
+        """Start processes that are due, resume suspended processes, and note ends."""
         now = time.monotonic()
         for member in self.members.values():
             self._note_end(member, now)
@@ -199,7 +199,7 @@ class Fleet:
         self.turn()
 
     def end(self) -> None:
-        """End every process, brokers last. Kill those that ignore SIGTERM, with their groups."""
+        """End every process, brokers last. Kill processes that ignore SIGTERM, and their groups."""
         self._suspended = dict.fromkeys(self._suspended, 0.0)
         for member in self.members.values():
             member.resume_at = None if member.resume_at is None else 0.0
@@ -300,7 +300,7 @@ class Fleet:
     def _terminate(self, member: Member) -> str:
         if member.process is None or member.resume_at is not None:
             return ""
-        # A program without a handler yet ends by the signal, an interrupted one with 130.
+        # A program without a handler yet ends by the signal, an interrupted program with 130.
         member.expected = (*member.expected, 0, -signal.SIGTERM, 130)
         self._signal(member.process.pid, signal.SIGTERM)
         return member.name
@@ -413,7 +413,7 @@ def members(place: Layout) -> list[Member]:
 
 
 def _own_workers(place: Layout) -> list[Member]:
-    """Return Taskyard's own workers beside those of `up`: of every dialect that it has one of."""
+    """Return Taskyard's own workers beside `up`'s, of every dialect that has such a worker."""
 
     def named(name: str, *words: str) -> tuple[str, ...]:
         return (name, "--name", name, "--slots", "2", *words)

@@ -45,7 +45,7 @@ LANE_SHARE: Final = 0.2
 BURST: Final = 25
 BURST_SHARE: Final = 0.03
 
-#: Share of long programs: they run while other tasks lose their workers. Much longer ones would
+#: Share of long programs: they run while other tasks lose their workers. Much longer tasks would
 #: sometimes lose five workers themselves, and rightly fail.
 LONG_SHARE: Final = 0.1
 LONG_SECONDS: Final = (3.0, 6.0)
@@ -62,7 +62,7 @@ NOT_MINE: Final = lmq.error(UNKNOWN_MESSAGE)
 
 @dataclass
 class Promises:
-    """Promises to clients. One instance is shared by all of them."""
+    """Promises to clients. A single instance is shared by all clients."""
 
     #: Names of tasks whose submission was acknowledged.
     names: set[str] = field(default_factory=set)
@@ -97,7 +97,7 @@ class Client(threading.Thread):
         self._stopping.set()
 
     def give_up(self) -> None:
-        """Wait for no more answers, and report those that are missing."""
+        """Wait for no more answers, and report missing answers."""
         self._giving_up.set()
 
     def run(self) -> None:

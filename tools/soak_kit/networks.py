@@ -28,7 +28,7 @@ LINKS: Final = {
     "relay-compute": ((RELAY, "10.77.2.1"), (COMPUTE, "10.77.2.2")),
 }
 
-#: The addresses that others connect to.
+#: The addresses that peers connect to.
 ADDRESSES: Final = {CLIENT: "10.77.1.2", RELAY: "10.77.1.1", COMPUTE: "10.77.2.2"}
 
 #: The address of `relay` on the side of `compute`.

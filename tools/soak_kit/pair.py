@@ -1,7 +1,7 @@
 """The processes of a takeover soak: a pair of brokers on PostgreSQL, relays, and their peers.
 
-Taskyard's own peers have both places of the pair. Programs that know one address reach it through
-relays. Each broker has a proxy of its own before the database. Knows nothing of tasks.
+Taskyard's own peers have both addresses of the pair. Programs that know one address reach it
+through relays. Each broker has a proxy of its own before the database. Knows nothing of tasks.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LOST: Final = b": following from now on\n"
 _LINES_BYTES_MAX: Final = 64 * 1024
 
 #: The timeout of a plain dwork peer: longer than a takeover. A relay keeps a request meanwhile, and
-#: the reply to one that was abandoned is lost, with the task in it.
+#: the reply to an abandoned request is lost, with the task in it.
 REPLY_SECONDS: Final = "30"
 
 #: How long a killed broker stays down.
@@ -56,7 +56,7 @@ def _endpoints() -> dict[str, str]:
 
 @dataclass
 class PairLayout(Layout):
-    """The directories and endpoints of a pair. The endpoints of `Layout` are those of relays."""
+    """The directories and endpoints of a pair. The endpoints of `Layout` belong to relays."""
 
     #: The URL of the store for each broker, and for the audit.
     stores: dict[str, str] = field(default_factory=dict)
@@ -68,12 +68,12 @@ class PairLayout(Layout):
     )
 
     def pair(self, listener: str) -> str:
-        """Return both places of a listener, as one endpoint."""
+        """Return both addresses of a listener, as one endpoint."""
         return "+".join(self.places[name][listener] for name in PAIR)
 
     @property
     def native(self) -> str:
-        """Both places of the brokers' native protocol."""
+        """Both addresses of the brokers' native protocol."""
         return self.pair("dwork")
 
     def listen_of(self, name: str) -> list[str]:
@@ -108,7 +108,7 @@ class PairFleet(Fleet):
         return self.members[f"broker-{found}"]
 
     def is_warm(self, member: Member) -> bool:
-        """Return whether a broker follows the other one."""
+        """Return whether a broker follows the other broker."""
         return member.process is not None and self._lines(member)[1] > self._lines(member)[0]
 
     def _find_broker(self) -> int | None:

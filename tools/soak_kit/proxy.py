@@ -1,7 +1,7 @@
 """A TCP proxy before a PostgreSQL server, whose connections can be cut.
 
-A cut either closes all connections and refuses new ones, or forwards nothing and keeps everything
-that was sent, as a network does that drops packets. Kept data arrives after the repair.
+A cut either closes all connections and refuses new connections, or forwards nothing and keeps
+everything that was sent, as a network does that drops packets. Kept data arrives after the repair.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One task at a time: plain peers, one-task calls through the client, and latency."""
+"""Tasks one at a time: plain peers, one-task calls through the client, and latency."""
 
 from statistics import median, quantiles
 from typing import Final

@@ -1,6 +1,6 @@
 """`Executor` beside the standard library's `ProcessPoolExecutor`, in turns in the same run.
 
-As a program, `python executor.py POOL COUNT` makes one of them. It prints the seconds until the
+As a program, `python executor.py POOL COUNT` makes an executor. It prints the seconds until the
 first result, and a line when `COUNT` small calls are done, and waits for a byte after each.
 """
 

@@ -31,14 +31,14 @@ WORKERS: Final = 2
 #: Tasks of one producer, which makes all its messages first.
 PRODUCER_TASKS: Final = 1_000_000
 
-#: Pages that are read to measure one.
+#: Pages that are read to measure the cost of a page.
 PAGES: Final = 20
 
 _MIB: Final = 1024 * 1024
 
 
 class GrowthRun(Struct):
-    """The costs at one size. Those in µs are CPU time per task."""
+    """The costs at one size. Costs in µs are CPU time per task."""
 
     #: Of broker and producer.
     submit_us: float = 0
@@ -84,7 +84,7 @@ TIMES: Final = {
 
 
 def run(settings: Settings) -> list[TableLine]:
-    """Measure both sizes. The smaller one is repeated."""
+    """Measure both sizes. The smaller size is repeated."""
     count, huge = settings.count(COUNT), settings.count(COUNT_HUGE)
     small = [measure(count, settings) for _ in settings.times()]
     return lines(small, measure(huge, settings))

@@ -22,7 +22,7 @@ COUNTS: Final = {1: 5_000, 100: 100_000, 1000: 100_000}
 BATCHES: Final = tuple(COUNTS)
 KINDS: Final[tuple[Kind, ...]] = ("durable", "postgresql")
 
-#: In place of a URL: start a server, with its usual settings for durability.
+#: Instead of a URL: start a server, with its usual settings for durability.
 OWN_SERVER: Final = "postgresql"
 
 _TICK_NS: Final = 1_000_000_000 // os.sysconf("SC_CLK_TCK")

@@ -23,7 +23,7 @@ from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.native import peer
 from taskyard.wire.native.peer import Reply, ReportColumns
 
-#: How often each message is sent. The first ones make caches and are not counted.
+#: How often each message is sent. The first messages make caches and are not counted.
 REPEATS: Final = 40
 
 #: The label of a step of housekeeping.
@@ -202,7 +202,7 @@ RUNS: Final[dict[str, tuple[Callable[..., None], tuple[str, ...]]]] = {
 
 
 def places_of(run: str, broker: Process, state: Path) -> Iterator[str]:
-    """Yield the endpoints for a run: those of its listener, or the native one."""
+    """Yield the endpoints for a run: the listener's, or the native endpoint."""
     native_endpoint, listen = endpoints.native_endpoint(state), RUNS[run][1]
     for _ in listen:
         yield from broker.line().decode().split()[2].split(",")

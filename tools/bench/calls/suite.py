@@ -1,8 +1,8 @@
 """Count the calls of each usual message, and print them beside the kept numbers.
 
-Our own calls are compared with `kept.json`, which may only fall. Printed beside them are those of
-pyzmq, of other Python code and of C functions, blocks of memory, and system calls where strace is
-installed. No clock: the figures are the same on any machine with the same Python.
+Our own calls are compared with `kept.json`, which may only fall. Printed beside them are the calls
+of pyzmq, of other Python code and of C functions, blocks of memory, and system calls where strace
+is installed. No clock: the figures are the same on any machine with the same Python.
 """
 
 import os
@@ -32,7 +32,7 @@ _ENVIRONMENT: Final = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 #: The kept numbers of our own calls, by message.
 KEPT: Final = Path(__file__).with_name("kept.json")
 
-#: The Python whose calls they are. Others inline differently.
+#: The Python whose calls are counted. Other versions inline differently.
 PYTHON: Final = (3, 11)
 
 _STEAL, _REPORT, _SUBMIT = "TasksRequested", "TasksReported", "SubmitRequested"
@@ -79,7 +79,7 @@ class Figures(msgspec.Struct):
     sqlite: int
     allocations: int
     files: int
-    #: None: not counted.
+    #: None if it is not counted.
     system: float | None = None
 
 
@@ -219,7 +219,7 @@ def changed(found: Sequence[Figures]) -> list[str]:
 
 
 def keep(found: Sequence[Figures]) -> None:
-    """Write the numbers of this run as the kept ones."""
+    """Write the numbers of this run as the kept numbers."""
     numbers = {one.what: one.own for one in found if one.what in KEPT_MESSAGES}
     KEPT.write_bytes(msgspec.json.format(msgspec.json.encode(numbers)) + b"\n")
 

@@ -1,11 +1,11 @@
 """Count the calls of a process, in segments that begin with the call of a marked function.
 
 Python tells a profile function of every call. Calls of our own code, of pyzmq's and of other Python
-code are counted apart, and so are those of C functions and of SQLite's. A segment has labels, such
+code are counted apart, and so are calls of C functions and of SQLite's. A segment has labels, such
 as the events that it handled, so that segments of one kind can be compared.
 
 Allocations are counted from below: by how many blocks Python's memory grows between two calls or
-returns. A block that is freed before the next one is not seen. ZeroMQ's and SQLite's are not among
+returns. A block that is freed before the next call is not seen. ZeroMQ's and SQLite's are not among
 them.
 """
 
@@ -24,7 +24,7 @@ _OWN: Final = "/taskyard/"
 _ZMQ: Final = "/zmq/"
 _SQLITE: Final = "sqlite3"
 
-#: Segments that are kept, the latest ones.
+#: The latest segments, which are kept.
 SEGMENTS_MAX: Final = 20_000
 
 
@@ -32,11 +32,11 @@ class Segment(msgspec.Struct):
     """The calls of one segment."""
 
     labels: list[str] = []
-    #: Calls of Python functions: our own, pyzmq's, and others.
+    #: Calls of Python functions: our own, pyzmq's, and other packages'.
     own: int = 0
     zmq: int = 0
     other: int = 0
-    #: Calls of C functions, and those of SQLite among them.
+    #: Calls of C functions, and SQLite's among them.
     c: int = 0
     sqlite: int = 0
     #: Blocks of memory that were allocated, at least.
@@ -53,7 +53,7 @@ class Segment(msgspec.Struct):
 
 
 class Trace(msgspec.Struct):
-    """The calls of a process, in segments, and those of all its threads by second."""
+    """The calls of a process, in segments, and the calls of all its threads by second."""
 
     segments: list[Segment] = []
     #: By second of the monotonic clock: calls of Python and of C functions.
@@ -61,7 +61,7 @@ class Trace(msgspec.Struct):
 
 
 class Tracer:
-    """Counts the calls of this thread, and those of threads that start later."""
+    """Counts the calls of this thread, and of threads that start later."""
 
     def __init__(
         self,

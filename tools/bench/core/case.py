@@ -1,4 +1,4 @@
-"""One measurement of the scheduler, in a process with its own memory and caches.
+"""A measurement of the scheduler, in a process with its own memory and caches.
 
 `python -m bench.core.case SHAPE COUNT BATCH STORE` prints one JSON document. Times are CPU time of
 this process around the measured calls, without the time to make events.

@@ -42,7 +42,7 @@ class MixedDemands(msgspec.Struct):
 
 
 def measure(case: MixedDemands) -> MixedDemands:
-    """Request tasks that queue behind others which do not fit, one at a time."""
+    """Request tasks that queue behind tasks which do not fit, one at a time."""
     scheduler = Scheduler()
 
     def handle(event: Event) -> list[object]:

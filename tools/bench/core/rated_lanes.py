@@ -68,7 +68,7 @@ class _Run:
         return list(effects)
 
     def tick(self, count: int) -> None:
-        """Report the tasks of the last tick and request the next ones."""
+        """Report the tasks of the last tick and request the next tasks."""
         self.now_ns += _TICK_NS
         if self.held:
             self.handle(TasksReported(0, _WORKER, self.held))

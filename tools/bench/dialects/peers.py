@@ -20,7 +20,7 @@ from taskyard.net.poller import Poller
 from taskyard.net.zmq_socket import ZmqSocket
 from taskyard.wire import dwork_pb2 as pb
 
-#: Open tasks of a client, so that the worker never waits for the next one.
+#: Open tasks of a client, so that the worker never waits for the next task.
 WINDOW: Final = 10
 
 _PAYLOAD: Final = b"payload-of-000000000"  # 20 bytes

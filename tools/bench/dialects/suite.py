@@ -1,8 +1,8 @@
-"""The cost of a task in each dialect, one at a time, beside the native one.
+"""The cost of a task in each dialect, one at a time, beside the native dialect.
 
-A client of the dialect if it has one, else a native one, one worker with one slot, and one broker
-that listens to all of them with its journal on disk. The measure is CPU time of all processes
-together. Tasks per second are shown beside it.
+A client of the dialect if it has clients, else a native client, one worker with one slot, and one
+broker that listens to all of them with its journal on disk. The measure is CPU time of all
+processes together. Tasks per second are shown beside it.
 """
 
 import shlex

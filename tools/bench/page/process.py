@@ -20,7 +20,7 @@ _NO_BROKER: Final = b"the broker does not answer"
 
 
 class View(Struct):
-    """One answer."""
+    """An answer of the page."""
 
     body: bytes
     #: By the clock, and of the page's process.

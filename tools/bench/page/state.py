@@ -1,8 +1,8 @@
 """A large state directory for the page: campaigns of several shapes, half of their tasks ended.
 
-The scheduler decides everything, so the records are those of a real broker. Its clock is simulated:
-the history covers six hours that end now. The journal is compacted once, so that the page reads
-history files, an older snapshot and rows.
+The scheduler decides everything, so the records are like a real broker's. The scheduler's clock is
+simulated: the history covers six hours that end now. The journal is compacted once, so that the
+page reads history files, an older snapshot and rows.
 """
 
 import random
@@ -44,7 +44,7 @@ _RECORDS_PER_ROW: Final = 64
 
 _DURATION_NS: Final = 6 * 3600 * SECOND_NS
 
-#: One task in this many fails.
+#: Of this many tasks one fails.
 _FAILS_EVERY: Final = 40
 _REASONS: Final = (
     b"exit status 1",
@@ -56,8 +56,8 @@ _REASONS: Final = (
     b"FileNotFoundError: [Errno 2] No such file or directory",
 )
 
-#: Campaigns that users would have, with their share of all tasks. The one of the mail example has a
-#: fixed size.
+#: Campaigns that users would have, with their share of all tasks. The campaign of the mail example
+#: has a fixed size.
 SHARES: Final = {"thumbs": 0.30, "sweep": 0.20, "nights": 0.10, "chains": 0.10, "crawl": 0.25}
 MAIL_TASKS: Final = 2000
 
@@ -165,7 +165,7 @@ class _State:
 
 
 def _submissions(tasks: int) -> Iterator[Submission]:
-    """Yield all campaigns. Those that end come first, because lanes take turns otherwise."""
+    """Yield all campaigns. Campaigns that end come first, because lanes take turns otherwise."""
     counts = {name: int(tasks * share) for name, share in SHARES.items()}
     mails = min(MAIL_TASKS, tasks // 50)
     yield from _mail(mails)

@@ -1,4 +1,4 @@
-"""The page at a million tasks: every view, the first one of a stopped state, the screens of
+"""The page at a million tasks: every view, the first view of a stopped state, the screens of
 `taskyard top`, and the throughput of a broker with ten open pages."""
 
 import tempfile

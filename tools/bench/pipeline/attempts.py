@@ -24,7 +24,7 @@ _EVENTS_PER_FILE: Final = 1_600_000
 
 
 class _Attempts(Struct, frozen=True):
-    """The attempts of one share."""
+    """The attempts of one partition."""
 
     steps: SharedSteps
     out: Location

@@ -30,7 +30,7 @@ _SECONDS_MIN, _SECONDS_MAX = 0.004, 0.024
 
 _LANES: Final = 1000
 
-#: Lanes that are longer than a worker keeps one.
+#: Lanes that are longer than a worker's turn in a lane.
 _LONG_LANES: Final = 20
 
 #: Of the tasks in simulated lanes, one in this many is retried once.

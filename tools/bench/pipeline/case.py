@@ -1,4 +1,4 @@
-"""One measurement of the pipeline, in a process: `python -m … CASE ARGUMENTS…`.
+"""A measurement of the pipeline, in a process: `python -m … CASE ARGUMENTS…`.
 
 Prints the cost as JSON. Each case defines its measurement. The suite owns repeats and targets.
 """
@@ -148,7 +148,7 @@ def fold(state: str) -> Cost:
 
 
 def shares(state: str) -> Cost:
-    """Measure `pipeline history` in a session, in shares as a larger history is divided."""
+    """Measure `pipeline history` in a session, in partitions as a larger history is divided."""
     from taskyard.pipeline.executors import PYTHON_ONLY  # noqa: PLC0415  # as above
     from taskyard.pipeline.jobs import history  # noqa: PLC0415
     from taskyard.pipeline.session import session  # noqa: PLC0415
@@ -161,7 +161,7 @@ def shares(state: str) -> Cost:
 
 
 def increment(state: str, tasks: str, after: str) -> Cost:
-    """Measure some tasks more, after a run that included all the others."""
+    """Measure some tasks more, after a run that included all earlier tasks."""
     from bench.pipeline import data as pipeline_data  # noqa: PLC0415  # as above
 
     out = Path(state).with_name("folded")
@@ -187,7 +187,7 @@ def command(directory: str, *words: str) -> Cost:
 
 def load(file: str, tasks: str) -> LoadCosts:
     """Measure `load --spark` to a new durable broker. The command is measured in a process of its
-    own, because the broker is a child of this one."""
+    own, because the broker is a child of this process."""
     words = ("load", file, "--campaign", _CAMPAIGN, "--spark", MASTER)
     with BrokerBench("durable") as stage:
         began_ns = stage.cpu_ns()

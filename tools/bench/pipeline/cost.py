@@ -133,8 +133,10 @@ class _OrphanWatch:
 
 
 def _cpu_s() -> float:
-    """Return the CPU time so far. Repeat if a process started or ended meanwhile: one that is
-    waited for moves into its parent's time, and would count twice or not at all."""
+    """Return the CPU time so far. Repeat if a process started or ended meanwhile.
+
+    A process that is waited for moves into its parent's time, and would count twice or not at all.
+    """
     own = os.getpid()
     while True:
         below = _descendants(own)

@@ -27,7 +27,7 @@ _RUN_NS_MAX: Final = 50_000_000
 
 
 def write(state: Path, tasks: int, *, after: int = 0, seed: int = 1) -> None:
-    """Write the history of one campaign, each task after up to two others.
+    """Write the history of one campaign, each task after up to two other tasks.
 
     `after` is the number of tasks that were written before. New tasks wait for some of them.
     """

@@ -23,7 +23,7 @@ class Link(Protocol):
         """Submit tasks and wait until the server has acknowledged all of them."""
 
     def exchange(self, done: Sequence[bytes], count: int) -> list[bytes]:
-        """Report finished tasks and take at most `count` others, in one round trip.
+        """Report finished tasks and take at most `count` new tasks, in one round trip.
 
         Return the handles of the tasks taken. With a count of 0 wait until the reports are
         acknowledged.

@@ -1,6 +1,6 @@
 """The clients of another server, each a process: `python -m bench.rivals.parts PART`.
 
-A part yields once when it is ready and once when it is done, as those of `bench.peers` do.
+A part yields once when it is ready and once when it is done, as in `bench.peers`.
 """
 
 import os
@@ -59,7 +59,7 @@ def work(part: Part) -> Iterator[PeerProgress]:
 
 
 def take(part: Part) -> Iterator[PeerProgress]:
-    """Finish a number of tasks one by one as they arrive."""
+    """Finish a number of tasks one at a time as they arrive."""
     link = TAKES[part.link](part.address, works=True)
     yield PeerProgress()
     taken = b""
@@ -88,7 +88,7 @@ def call(part: Part) -> Iterator[PeerProgress]:
 
 
 def serve(part: Part) -> Iterator[PeerProgress]:
-    """Run a number of tasks one by one as they arrive."""
+    """Run a number of tasks one at a time as they arrive."""
     link = CALLS[part.link](part.address, works=True)
     yield PeerProgress()
     for _ in range(part.count):

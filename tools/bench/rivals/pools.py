@@ -25,7 +25,7 @@ def _report(waits_ns: list[int]) -> None:
 
 
 def _calls(pool: Any, count: int) -> list[int]:  # noqa: ANN401  # Dask's has no types here
-    """Return the latency of tasks one by one."""
+    """Return the latency of tasks, one at a time."""
     waits_ns = []
     for number in range(count):
         start_ns = time.monotonic_ns()

@@ -2,7 +2,7 @@
 
 Tasks with a payload of 20 bytes that do nothing are queued, then two worker processes take them,
 and their completion is acknowledged. Each system has a process of its own and starts anew for each
-case. Ratios are those of one round, because the rounds of a shared machine differ.
+case. Ratios are within a round, because the rounds of a shared machine differ.
 """
 
 import os

@@ -110,7 +110,7 @@ class Checker:
 
     #: How late the broker may be. Longer while it is stopped, or waits for its database.
     late_ns_max = LATE_NS_MAX
-    #: No broker runs. Its last row may still become durable.
+    #: No broker runs. The last row of the broker may still become durable.
     is_down = False
 
     def __init__(self, plan: Plan, timeline: Timeline, clock: SimClock) -> None:
@@ -128,7 +128,8 @@ class Checker:
         self._process_seen_ns: dict[tuple[bytes, int], int] = {}
         #: The heartbeat interval of each process that uses the broker's. Set by the processes.
         self.intervals_ns: dict[tuple[bytes, int], int] = {}
-        #: The longest and the latest one in heartbeats since the broker's start. The requested one.
+        #: The longest and the latest interval in heartbeats since the broker's start. The requested
+        #: interval.
         self._used_ns: dict[tuple[bytes, int], tuple[int, int]] = {}
         self.requested_ns: dict[bytes, int] = {}
         #: Until when another process is contesting the name of a worker.
@@ -167,7 +168,7 @@ class Checker:
     # The broker.
 
     def on_received(self, arrived: Sequence[Message | events.RulesSet]) -> None:
-        """Note the events that peers meant to send, not those that the adapters decoded."""
+        """Note the events that peers meant to send, not the adapters' decoded events."""
         now_ns = self._timeline.now_ns
         self._turn = []
         self.connections.on_turn()
@@ -283,7 +284,7 @@ class Checker:
         self.model.lease_times_ns = {}
 
     def on_recovered(self, ledger: Ledger) -> None:
-        """Require that the recovered ledger is the one of the journal."""
+        """Require that the recovered ledger matches the journal."""
         self._last_seen_by_worker, self._process_seen_ns = {}, {}
         self._used_ns, self.requested_ns = {}, {}
         self._recovered_records = self.model.records
@@ -304,8 +305,7 @@ class Checker:
                 self._freed(record)
 
     def _freed(self, record: r.SlotsFreed) -> None:
-        """Note slots that the broker freed without a message: those of answers from before a
-        restart."""
+        """Note slots that the broker freed without a message, of answers from before a restart."""
         sent_events = [one for one in self._turn if isinstance(one, events.SlotFreed)]
         if all(one.worker != record.worker for one in sent_events):
             worker_model = self.model.workers[record.worker]
@@ -417,8 +417,8 @@ class Checker:
     def _latest_ns(self, name: bytes, worker_model: WorkerModel, lease_ns: int) -> int:
         """Return when a silent worker must have been lost.
 
-        One that uses the broker's interval may rest without tasks for longer than its lease, which
-        then begins at its first assignment.
+        A worker that uses the broker's interval may rest without tasks for longer than its lease,
+        which then begins at its first assignment.
         """
         seen_ns = self._last_seen_ns(name)
         follows = (name, worker_model.facts.incarnation) in self.intervals_ns
@@ -497,8 +497,11 @@ class Checker:
         )
 
     def check_due(self) -> None:
-        """Require that delayed tasks come due while the disk has room, and that unfinished ones are
-        reported as late. Failed ones are neither before a retry. Not where the clock jumps."""
+        """Require that delayed tasks come due and that unfinished tasks are reported as late.
+
+        A task need not come due while the disk has no room. Failed tasks are neither before a
+        retry. Not where the clock jumps.
+        """
         now_ns, wall_ns = self._timeline.now_ns, self._clock.wall_ns()
         if self._jumps or self.is_down or self._up_ns is None:
             return

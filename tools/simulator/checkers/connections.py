@@ -88,10 +88,10 @@ class ConnectionChecker:
         #: By worker: its tasks and attempts at a new connection, and when that was. They must end.
         self._doubted_ns: dict[bytes, dict[tuple[bytes, int], int]] = {}
         #: The same for WMP and the native dialect. Their workers may get another route with each
-        #: connection, also behind a relay. Those that list their tasks may keep them.
+        #: connection, also behind a relay. Workers that list their tasks may keep them.
         self._latest_place: dict[Process, Place] = {}
         self._maybe_doubted_ns: dict[bytes, dict[tuple[bytes, int], int]] = {}
-        #: Processes that have sent a list of tasks or a report on a running one.
+        #: Processes that have sent a list of tasks or a report on a running task.
         self._has_named: dict[Process, None] = {}
         #: Workers with a new connection in this turn.
         self._renewed_ns: dict[bytes, int] = {}
@@ -102,8 +102,11 @@ class ConnectionChecker:
         self._has_named, self._renewed_ns = {}, {}
 
     def on_disconnected(self, route: bytes, now_ns: int) -> None:
-        """Note that the broker could not send by a route. A later WMP message is of a new one, and
-        messages to native workers behind a relay may be lost."""
+        """Note that the broker could not send by a route.
+
+        A later WMP message is of a new connection, and messages to native workers behind a relay
+        may be lost.
+        """
         for process, place in [*self._latest_place.items()]:
             if place[0] != route:
                 continue
@@ -182,7 +185,7 @@ class ConnectionChecker:
             self._doubted_ns.pop(worker, None)
 
     def on_leased(self, record: records.Leased) -> None:
-        """Note a lease that was granted to a former connection in the turn of a new one."""
+        """Note a lease that was granted to a former connection in the turn of a new connection."""
         if record.worker in self._renewed_ns:
             doubted_ns = self._maybe_doubted_ns.setdefault(record.worker, {})
             for key in zip(record.names, record.attempts, strict=True):

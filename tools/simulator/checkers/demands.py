@@ -1,4 +1,4 @@
-"""Compares every choice by the index of demands with the one by a pass over the lane.
+"""Compares every choice by the index of demands with the choice by a pass over the lane.
 
 Schedules are too small for a worker to meet many tasks that do not fit, so the index is read here
 at each choice in addition. The choice itself stays, so that a schedule runs as without this.

@@ -17,7 +17,7 @@ def compare(
     replaced: dict[tuple[bytes, int], bool],
     when: str,
 ) -> None:
-    """Require that the broker's ledger is the one of the journal."""
+    """Require that the broker's ledger matches the journal."""
     if ledger.record != model.records:
         raise Violation("recovery", f"{when}: {ledger.record} of {model.records} records")
     _compare_tasks(ledger, model, when)
@@ -34,7 +34,7 @@ def compare(
 
 
 def _compare_tasks(ledger: Ledger, model: ReferenceModel, when: str) -> None:
-    """Require that the tasks that have not ended are those of the journal."""
+    """Require that the tasks that have not ended are the same as in the journal."""
     expected = {
         task_model.name: (
             task_model.state,

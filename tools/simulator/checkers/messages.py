@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from taskyard.core.records import AnyRecord
 
 #: WMP's WAKE and TAKE, the commands that end a WAKE (TAKE and NO answer a GIVE, BYE dismisses the
-#: worker), and the places of commands and headers in a message.
+#: worker), and the positions of commands and headers in a message.
 _WAKE: Final = b"\x02"
 _TAKE: Final = b"\x04"
 _END_OF_WAKE: Final = (b"\x04", b"\x05", b"\x0b")
 _COMMAND_AT, _HEADERS_AT = 2, 3
 
-#: LMQ's TRACKEXEC has its command at the same place, and its arguments from here on.
+#: LMQ's TRACKEXEC has its command at the same position, and its arguments from here on.
 _TRACKEXEC: Final = b"\x04"
 _ARGUMENTS_AT: Final = 4
 
@@ -48,7 +48,8 @@ class MessageChecker:
         self._left: dict[bytes, list[bytes]] = {}
         #: (worker, task) sent to workers whose dialects have a timeout of their own.
         self._jobs: dict[tuple[bytes, bytes], None] = {}
-        #: Tasks that each WMP worker without slots may get: one, and one for each READY in a turn.
+        #: Tasks that each WMP worker without slots may get: a task, and a task for each READY in a
+        #: turn.
         self._requested: dict[bytes, int] = {}
 
     def on_received(self, turn: Sequence[Event]) -> None:
@@ -141,7 +142,7 @@ class MessageChecker:
     def _cancelled_wakes(self, service: bytes) -> int:
         """Count the READYs of this turn, and the workers that it drains or that leave or are lost
         in it. Each may cancel a WAKE that left before, or in the same turn, and then another worker
-        is woken: one that does not answer must not keep a task from the others."""
+        is woken: a worker that does not answer must not keep a task from the other workers."""
         drains = [one for one in self._turn if isinstance(one, events.DrainRequested)]
         if any(one.worker is None for one in drains):
             return len(self._model.workers)

@@ -107,7 +107,7 @@ class ReplyChecker:
         waiting = [name for name, names in zip(event.submission.names, after, strict=True) if names]
         for name in event.submission.names:
             if name not in waiting and name not in self._model.tasks:
-                raise Violation("lost", f"{name!r} is valid and was refused with others")
+                raise Violation("lost", f"{name!r} is valid and was refused with other tasks")
 
     def _check_result(self, name: bytes, content: Content) -> None:
         """Require that a result is durable, and marked as truncated if it is."""

@@ -1,4 +1,4 @@
-"""Whether a task in the journal is the one that a client submitted, and was made once."""
+"""Whether a task in the journal is the task that a client submitted, and was made once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from taskyard.core import records as r
     from taskyard.core.model import Submission, Terms
 
-#: Terms that a client sets. The broker sets the others.
+#: Terms that a client sets. The broker sets all other terms.
 _ASKED_TERMS: Final = (
     *("campaign", "service", "priority", "due_ns", "expires_ns", "expires_hard_ns"),
     *("retry_delays_ns", "lease_ns", "time_limit_ns", "slots", "crashes_max", "report_ns"),

@@ -42,7 +42,7 @@ _UNKNOWN: Final = {
     events.UnknownPolicy.DONE: _Q.TakeAsDone,
 }
 
-#: One in this many Watches, by number, gets a stream of answers. The others get one answer.
+#: Of this many Watches, by number, one gets a stream of answers. All other Watches get one answer.
 STREAMS_OF: Final = 3
 WATCH_NS: Final = 5_000_000_000
 
@@ -69,7 +69,7 @@ class NativeCodec:
         self._complete_with_steal: dict[int, bytes] = {}
 
     def encode(self, sent_events: Sequence[Event]) -> list[bytes]:
-        """Return the frames of a message. The last event is its request, earlier ones add to it."""
+        """Return a message's frames. The last event is the request, earlier events add to it."""
         event: Any = sent_events[-1]
         if event.request not in self._complete_with_steal:
             self._asked[event.request] = event
@@ -337,7 +337,7 @@ def _settled_of(answer: pb.QueryMsg) -> list[Effect]:
 
 
 def _in_campaigns(submission: Submission) -> Submission:
-    """Return a submission with names in campaigns in place of full names."""
+    """Return a submission with names in campaigns instead of full names."""
     campaigns = [submission.terms_of(index).campaign for index in range(len(submission.names))]
     names = [*map(identity.split, submission.names, campaigns)]
     after = submission.after

@@ -142,7 +142,7 @@ def sweep_ignores_payloads() -> Iterator[None]:
 
 @mutation_for_blobs
 def stale_chunk_written() -> Iterator[None]:
-    """Write a chunk of a stale attempt into the stream of the running one."""
+    """Write a chunk of a stale attempt into the stream of the running attempt."""
     decide, sound = DECIDERS[events.OutputAppended], effects.OutputWritten
 
     def appended(context: Context, event: events.OutputAppended) -> None:

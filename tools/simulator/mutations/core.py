@@ -1,8 +1,8 @@
 """Planted bugs of the core: reports, dependencies, limits and order.
 
-Each replaces one function of the real code by a broken one, and its docstring says what that does.
-The checkers must catch it without `core.invariants`, except those of `mutation_for_invariants`. A
-simulator that misses these would miss the next real bug, too.
+Each replaces one function of the real code by a broken function, and its docstring says what that
+does. The checkers must catch it without `core.invariants`, except bugs of
+`mutation_for_invariants`. A simulator that misses these would miss the next real bug, too.
 """
 # ruff: noqa: ANN401 - a broken function takes whatever the sound one takes
 
@@ -156,7 +156,7 @@ def returned_task_lost() -> Iterator[None]:
 
 @mutation
 def returned_to_the_back() -> Iterator[None]:
-    """Queue a task that was returned without its fault behind all others."""
+    """Queue a task that was returned without its fault behind all other tasks."""
     sound = Ledger.requeue
 
     def requeue(self: Ledger, tasks: list[Task], cause: Any, **how: bool) -> None:
@@ -168,7 +168,7 @@ def returned_to_the_back() -> Iterator[None]:
 
 @mutation
 def truncation_not_recorded() -> Iterator[None]:
-    """Record a truncated result as a whole one."""
+    """Record a truncated result as whole."""
     sound = results.tasks_reported
 
     def tasks_reported(self: Context, event: events.TasksReported) -> None:
@@ -181,7 +181,7 @@ def truncation_not_recorded() -> Iterator[None]:
 
 @mutation
 def truncation_lost_in_the_journal() -> Iterator[None]:
-    """Send a truncated result that is read from the journal as a whole one."""
+    """Send a truncated result that is read from the journal as whole."""
     sound = recovery.results_in
 
     def results_in(record: records.AnyRecord, number: int, names: list[bytes]) -> list[Content]:

@@ -138,7 +138,7 @@ def ping_makes_a_busy_worker_ready() -> Iterator[None]:
 
 @mutation
 def stale_result_credited_to_new_job() -> Iterator[None]:
-    """Assign a worker the next job before it has answered a cancelled one."""
+    """Assign a worker the next job before it has answered a cancelled job."""
 
     def let_finish(_self: Backend, peer: Any) -> None:
         peer.standing = WAITING
@@ -185,7 +185,7 @@ def lost_worker_keeps_its_job() -> Iterator[None]:
 
 @mutation
 def wake_all() -> Iterator[None]:
-    """Wake all workers instead of one."""
+    """Wake all workers instead of a single worker."""
 
     def wake(self: Wmp, effect: effects.Wake) -> Any:
         told = wmp_frames.Wake(wmp_frames.text_of(effect.service), self._manager)
@@ -299,6 +299,6 @@ def response_with_wrong_id() -> Iterator[None]:
 
 @mutation
 def new_connection_not_noticed() -> Iterator[None]:
-    """Let heartbeats on a new connection extend the lease of a message lost with the old one."""
+    """Let heartbeats on a new connection extend the lease of a message lost before it."""
     with patched(Connections, "is_renewed", lambda *_arguments: False):
         yield

@@ -187,7 +187,7 @@ def ping_pong_new_socket_not_ready() -> Iterator[None]:
 @mutation_for_kinds("round-robin")
 def round_robin_reconnect_not_noticed() -> Iterator[None]:
     """Keep a message for ever that was lost with its connection, if the server does not notice that
-    either, as the original one."""
+    either, as the original server."""
     sound = round_robin_peer.Worker.check_reconnected
 
     def notice(self: round_robin_peer.Worker, now_ns: int, connections: int) -> Any:

@@ -231,7 +231,7 @@ def lease_time_not_restored() -> Iterator[None]:
 
 @mutation
 def lease_returned_at_restart() -> Iterator[None]:
-    """Lease tasks of live workers to others after a restart."""
+    """Lease tasks of live workers to other workers after a restart."""
     sound = timers.clock_set
 
     def clock_set(self: Context, event: events.ClockSet) -> None:

@@ -94,7 +94,7 @@ def heartbeat_ignored() -> Iterator[None]:
 
 @mutation_for_kinds("native")
 def requested_interval_ignored() -> Iterator[None]:
-    """Judge a worker by the interval of its last heartbeat, not by a longer one in the reply."""
+    """Judge a worker by the interval of its last heartbeat, not by the reply's longer interval."""
     used = property(lambda self: self.heartbeat_used_ns or self.facts.heartbeat_ns)
     with patched(Worker, "heartbeat_ns", used):
         yield
@@ -202,7 +202,7 @@ def suspect_not_isolated() -> Iterator[None]:
 
 @mutation
 def incarnation_ignored() -> Iterator[None]:
-    """Take a new process of a worker for the former one."""
+    """Take a new process of a worker for the former process."""
     sound = membership.worker_registered
 
     def worker_registered(self: Context, event: events.WorkerRegistered) -> None:
@@ -225,7 +225,7 @@ def name_taken_over_at_once() -> Iterator[None]:
 
 @mutation
 def newcomer_treated_as_holder() -> Iterator[None]:
-    """Accept messages of a process that contests a name as those of its holder."""
+    """Accept messages of a process that contests a name as the holder's messages."""
     with patched(worker_names, "refuse_non_holder", lambda *_: False):
         yield
 

@@ -28,7 +28,7 @@ class LostReply(Exception):
 
 
 class Connection:
-    """One REQ socket after the other."""
+    """REQ sockets, one after the other."""
 
     def __init__(self, endpoint: str, seconds: str) -> None:
         self._context = zmq.Context()

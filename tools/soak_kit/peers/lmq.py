@@ -14,7 +14,7 @@ ONGOING = b"ongoing"
 
 
 class Message(NamedTuple):
-    """A message. `addresses` are those at its bottom, without the server's, which is on top."""
+    """A message. `addresses` are at its bottom, without the server's, which is on top."""
 
     command: bytes
     id: bytes

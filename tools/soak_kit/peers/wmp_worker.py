@@ -37,7 +37,7 @@ class Job(NamedTuple):
 
 
 class Worker:
-    """One worker and its socket."""
+    """A worker and its socket."""
 
     def __init__(self, endpoint: str, name: str, ledger: str) -> None:
         self._socket = zmq.Context().socket(zmq.DEALER)
