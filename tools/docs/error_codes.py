@@ -193,7 +193,7 @@ GROUPS: Final[dict[str, dict[str, Explanation]]] = {
         ),
         "invalid-setting": Explanation(
             "A settings file can't be read, or a setting or variable has an invalid value.",
-            "Correct the line in the message. `taskyard config --check` lists all problems.",
+            "Correct the named setting. `taskyard config --check` lists all problems.",
         ),
         "not-installed": Explanation(
             "Spark, Java or another optional package is missing or can't be used.",

@@ -287,7 +287,7 @@ def history_lines(history: History, promises: Promises, ledger: Counter[bytes]) 
         AuditLine(
             "no innocent task failed", f"{history.kinds['expired']:,} leases expired", failed
         ),
-        AuditLine("answers are those of their tasks", f"{promises.sent:,} sent", promises.wrong),
+        AuditLine("answers match their tasks", f"{promises.sent:,} sent", promises.wrong),
         AuditLine("dependencies kept", f"{len(promises.after):,} pairs", early),
         AuditLine(
             "every done task has run", f"{runs:,} ran again", unrun(history, promises, ledger)

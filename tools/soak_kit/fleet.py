@@ -143,7 +143,7 @@ class Fleet:
         self._log = log
         self.members = {member.name: member for member in chosen or members(place)}
         self.members["watch"].start_at = float("inf")
-        #: A third of them is only suspended, so that leaks of the broker there stay.
+        #: In each group of three one is only suspended, so that leaks of the broker there stay.
         self.never_killed = [
             f"{prefix}-{dice.randint(1, 3)}"
             for prefix in ("hungry", "pong", "rr", "dwork", "wmp", "far")
