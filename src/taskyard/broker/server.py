@@ -52,9 +52,8 @@ from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.store import MemoryStore, Store
 from taskyard.net import endpoints
 from taskyard.net.guard import Guard
-from taskyard.net.host import CountLog, Host
+from taskyard.net.host import STOP_SIGNALS, CountLog, Host, Terminal
 from taskyard.net.memory import return_memory
-from taskyard.net.signals import STOP_SIGNALS, Terminal
 from taskyard.process import broker_files
 from taskyard.settings import loader as settings_loader
 

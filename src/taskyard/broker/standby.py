@@ -26,7 +26,7 @@ from taskyard.journal.postgres.follower import Behind, Follower, Interrupted
 from taskyard.journal.postgres.leader import NO_HOLDER, Vacancy, boottime_ns
 from taskyard.journal.postgres.lease import Lease
 from taskyard.journal.schema import write_error
-from taskyard.net.signals import Waker
+from taskyard.net.host import Waker
 from taskyard.process import broker_files
 
 if TYPE_CHECKING:

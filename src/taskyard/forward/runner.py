@@ -34,7 +34,7 @@ from taskyard.errors import (
     TaskyardError,
     UserError,
 )
-from taskyard.net.signals import Waker
+from taskyard.net.host import Waker
 from taskyard.wire.payloads import CALL, EXEC
 from taskyard.wire.plain_pickles import looks_pickled
 from taskyard.worker.jobs import Job, JobResult, cut_reason

@@ -6,25 +6,31 @@ that waits at the broker would go to the old connection), or when the reply is o
 request must be idempotent, and in this dialect all are. A request that can't be sent is sent once
 there is a connection. A temporarily refused one is sent again after a pause that doubles each time.
 
-Takes its socket and clock as arguments. Knows the numbering of requests, not their content.
+`Channel` takes its socket and clock as arguments. `BlockingChannel` has both, for a thread that may
+wait for each reply. They know the numbering of requests, not their content.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 from msgspec import Struct
 
 from taskyard.core.limits import SECOND_NS
-from taskyard.errors import Malformed, UserError
+from taskyard.errors import Malformed, NoBroker, UserError
+from taskyard.net import sockets
+from taskyard.net.host import Poller
 from taskyard.net.options import FRAME_BYTES_MAX
+from taskyard.net.protocols import SystemClock
 from taskyard.wire.native import development, peer
 from taskyard.wire.native.peer import Reply
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from taskyard.net.keys import PeerKey
     from taskyard.net.protocols import MonotonicClock, PeerTransport
+
 
 #: With open requests and no reply for this long, ping the broker. Connections are checked as often.
 PING_NS: Final = SECOND_NS // 2
@@ -264,3 +270,56 @@ class Channel:
 def _more_follow(reply: Reply) -> bool:
     """Return whether more replies follow: a stream was accepted, or some of it is left."""
     return reply.kind == peer.OK or (reply.kind == peer.WATCH and reply.count > 0)
+
+
+#: How often a thread that waits for a reply checks whether to stop.
+STOP_CHECK_NS: Final = SECOND_NS // 20
+
+
+class BlockingChannel:
+    """A connection to one broker. Use it as a context manager, in one thread."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        key: PeerKey | None = None,
+        timeout: float | None = None,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> None:
+        """Connect. `timeout` limits the time without an answer."""
+        self._endpoint = endpoint
+        self._timeout_ns = None if timeout is None else round(timeout * SECOND_NS)
+        self._should_stop = should_stop
+        self._clock = SystemClock()
+        self._wire = sockets.connect(endpoint, key, counts=True)
+        self._channel = Channel(self._wire, self._clock)
+        self._poller = Poller()
+        self._poller.add(self._wire)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._poller.remove(self._wire)
+        self._wire.close()
+
+    def ask(self, build: Callable[[int], bytes]) -> Reply:
+        """Send a request, and wait for its reply. Raises `NoBroker` after the timeout, or when
+        this thread should stop."""
+        number, channel = self._channel.request(build), self._channel
+        while True:
+            wake_at_ns = channel.wake_at_ns()
+            wait_ns = SECOND_NS if wake_at_ns is None else wake_at_ns - self._clock.monotonic_ns()
+            self._poller.wait(wait_ns if self._should_stop is None else min(wait_ns, STOP_CHECK_NS))
+            for reply in channel.receive():
+                if reply.request == number:
+                    return reply
+            channel.turn()
+            unanswered_ns = channel.unanswered_ns()
+            self._wire.check_accepted(unanswered_ns)
+            if self._timeout_ns is not None and unanswered_ns > self._timeout_ns:
+                seconds = unanswered_ns / SECOND_NS
+                raise NoBroker(f"broker at {self._endpoint}: no answer for {seconds:.1f} s")
+            if self._should_stop is not None and self._should_stop():
+                channel.drop(number)
+                raise NoBroker(f"broker at {self._endpoint}: no answer when the request was ended")

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 import zmq
 
 from taskyard.core.limits import SECOND_NS
-from taskyard.net import memory, unrouted, zap
+from taskyard.net import accepted, memory
 from taskyard.net.accepted import (
     FOR_CONNECTIONS,
     FOR_FRAMES,
@@ -38,17 +38,20 @@ from taskyard.net.accepted import (
     CutReport,
     Cutter,
     Gate,
+    UnroutedPeers,
     inode_of,
 )
-from taskyard.net.context import context
-from taskyard.net.memory import Memory, MemoryMeter
-from taskyard.net.peer_log import PeerLog
-from taskyard.net.pressure import (
+from taskyard.net.context import ask_for_room, context
+from taskyard.net.event_log import PeerLog
+from taskyard.net.host import Waker
+from taskyard.net.memory import (
     LOCAL_SHARE,
     LOOK_MS,
     WAITING_SHARE,
     ConnectionLimits,
     Level,
+    Memory,
+    MemoryMeter,
     Pressure,
     backlog_bytes,
     backlog_of,
@@ -58,8 +61,6 @@ from taskyard.net.pressure import (
     suspects_of,
     wait_ms_after,
 )
-from taskyard.net.signals import Waker
-from taskyard.net.unrouted import UnroutedPeers
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
@@ -154,13 +155,13 @@ class Guard:
         limits = self._limits or _limits_of_process()
         work = _Work(self._listeners, limits, self.cut, self._waker)
         self._thread = threading.Thread(target=work.run, name="taskyard-guard", daemon=True)
-        zap.ask_for_room(work.has_room)
+        ask_for_room(work.has_room)
         self._thread.start()
 
     def close(self) -> None:
         """Stop the thread."""
         if self._thread is not None:
-            zap.ask_for_room(None)
+            ask_for_room(None)
             self._waker.wake()
             self._thread.join()
         else:
@@ -180,11 +181,11 @@ class _Listener:
         #: The last event of a failed handshake and its error, until its connection ends.
         self.failure = (0, 0)
         self._socket = socket
-        place = f"inproc://taskyard.guard.{next(_numbers)}"
-        socket.monitor(place, _WATCHED)
+        endpoint = f"inproc://taskyard.guard.{next(_numbers)}"
+        socket.monitor(endpoint, _WATCHED)
         self.monitor: zmq.Socket[bytes] = context().socket(zmq.PAIR)
         self.monitor.setsockopt(zmq.SocketOption.LINGER, 0)
-        self.monitor.connect(place)
+        self.monitor.connect(endpoint)
 
     def events(self) -> Iterator[tuple[int, int]]:
         """Yield new events: the kind of each, and its descriptor or error."""
@@ -344,7 +345,7 @@ class _Work:
             self._strangers = {one: None for one in self._strangers if not one.has_spoken}
             excess = self._excess()
         for _ in range(excess):
-            found = stranger_to_cut(self._strangers, now_ns - unrouted.HANDSHAKE_NS_MAX)
+            found = stranger_to_cut(self._strangers, now_ns - accepted.HANDSHAKE_NS_MAX)
             if found is None:
                 return
             if self._descriptors_used > self._limits.descriptors // GATES_SHARE:
@@ -483,7 +484,7 @@ class _Work:
         """Cut peers with keys whose routing id is in use. They reconnect."""
         if not self._unrouted.is_due(now_ns):
             return
-        admitted_ns = now_ns - unrouted.HANDSHAKE_NS_MAX
+        admitted_ns = now_ns - accepted.HANDSHAKE_NS_MAX
         strangers = [one for one in self._strangers if not one.has_spoken]
         # Those to be cut last go behind the others, because only the first ones are examined.
         strangers.sort(key=lambda one: merit(one, admitted_ns))

@@ -38,14 +38,14 @@ KEEPALIVE_IDLE_S: Final = 60
 KEEPALIVE_INTERVAL_S: Final = 10
 KEEPALIVE_COUNT: Final = 3
 
-#: At several places an absent broker is looked for more often: a standby may take over any time.
-PLACES_RECONNECT_MS_MAX: Final = 250
+#: At several addresses an absent broker is looked for more often: a standby may take over any time.
+FAILOVER_RECONNECT_MS_MAX: Final = 250
 
-#: How often a socket of several places makes its broker send something.
-PLACES_HEARTBEAT_MS: Final = 1_000
+#: How often a socket of several addresses makes its broker send something.
+FAILOVER_HEARTBEAT_MS: Final = 1_000
 
 #: A local broker is disconnected after this time without a reply.
-PLACES_SILENT_MS: Final = 2_000
+FAILOVER_SILENT_MS: Final = 2_000
 
 UNACKNOWLEDGED_MS_MAX: Final = 1_000 * (KEEPALIVE_IDLE_S + KEEPALIVE_COUNT * KEEPALIVE_INTERVAL_S)
 
@@ -133,17 +133,17 @@ CONNECT_OPTIONS: Final[dict[zmq.SocketOption, int | bytes]] = {
 }
 
 
-def with_places(options: Options, *, is_local: bool) -> Options:
-    """Return the options of a socket to one of several places of a broker.
+def with_failover(options: Options, *, is_local: bool) -> Options:
+    """Return the options of a socket to one of several addresses of a broker.
 
     ZeroMQ sends heartbeats, so that a live broker is never silent. Over TCP it does not disconnect
-    without a reply, which may be behind a large message on a slow network: see `places.py`.
+    without a reply, which may be behind a large message on a slow network: see `FailoverSocket`.
     """
     return {
         **options,
-        zmq.SocketOption.RECONNECT_IVL_MAX: PLACES_RECONNECT_MS_MAX,
-        zmq.SocketOption.HEARTBEAT_IVL: PLACES_HEARTBEAT_MS,
-        zmq.SocketOption.HEARTBEAT_TIMEOUT: PLACES_SILENT_MS if is_local else 0,
+        zmq.SocketOption.RECONNECT_IVL_MAX: FAILOVER_RECONNECT_MS_MAX,
+        zmq.SocketOption.HEARTBEAT_IVL: FAILOVER_HEARTBEAT_MS,
+        zmq.SocketOption.HEARTBEAT_TIMEOUT: FAILOVER_SILENT_MS if is_local else 0,
     }
 
 

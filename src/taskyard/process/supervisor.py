@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, Self
 from msgspec import Struct
 
 from taskyard.errors import ExitCode
-from taskyard.net.signals import Terminal
+from taskyard.net.host import Terminal
 from taskyard.process.child import status_text
 from taskyard.process.machine import Machine, this_machine
 from taskyard.process.managed_process import (

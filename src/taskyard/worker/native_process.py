@@ -180,7 +180,7 @@ class SocketWorker(WorkerMonitor):
         self._loop.send()
         if not self.is_steady():
             self.wire.check_accepted(self._channel.unanswered_ns())
-            self.after_turn(self.wire.endpoint, self.wire.place)
+            self.after_turn(self.wire.endpoint, self.wire.address)
 
     def abandon(self) -> Runner:
         """Exit without the broker, and stop all tasks. Return the runner, which ends them."""

@@ -24,7 +24,7 @@ from taskyard.worker.limits import RESULT_BYTES_MAX
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from taskyard.net.poller import Poller
+    from taskyard.net.host import Poller
     from taskyard.net.protocols import EndpointTransport, MonotonicClock
     from taskyard.net.zmq_socket import ZmqSocket
     from taskyard.wire.round_robin.peer import Stop
