@@ -22,7 +22,7 @@ from taskyard.journal.store import DISK_RESERVE_BYTES
 from taskyard.net.endpoints import IPC_PATH_BYTES_MAX
 from taskyard.net.options import FRAME_BYTES_MAX
 from taskyard.process import managed_process
-from taskyard.worker import limits as worker_limits
+from taskyard.worker import jobs as worker_limits
 from taskyard.worker.settings import WorkerSettings
 from tests.kit.cases import each_case
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from taskyard.worker.announcer import Announcer
+from taskyard.worker.native_process import Announcer
 
 
 def test_connection_is_announced_once_per_change_and_endpoint() -> None:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from taskyard.core.events import Event
     from taskyard.core.resources import Resources
     from taskyard.core.rules import Rule
-    from taskyard.worker.spool import OutputSpool, SpooledStream
+    from taskyard.worker.output import OutputSpool, SpooledStream
 
 #: Turns at once, without a message, that a loop may request. More are a busy loop.
 TURNS_AT_ONCE_MAX: Final = 20

@@ -24,7 +24,7 @@ from taskyard.net.channel import Channel
 from taskyard.net.host import Host
 from taskyard.worker.native import NativeWorkerLoop
 from taskyard.worker.native_process import SocketWorker
-from taskyard.worker.spool import OutputSpool
+from taskyard.worker.output import OutputSpool
 from taskyard.worker.wmp import WmpWorker, WmpWorkerLoop
 
 if TYPE_CHECKING:

@@ -45,8 +45,7 @@ from taskyard.wire.plain_pickles import PlainLoader
 from taskyard.worker import allow_list, call_frames
 from taskyard.worker.allow_list import AllowList
 from taskyard.worker.call_frames import CallFrame, ResultFrame
-from taskyard.worker.jobs import cut_reason
-from taskyard.worker.limits import PICKLED_BYTES_MAX, READ_BYTES_MAX, RESULT_BYTES_MAX
+from taskyard.worker.jobs import PICKLED_BYTES_MAX, READ_BYTES_MAX, RESULT_BYTES_MAX, cut_reason
 from taskyard.worker.processes import task_env
 
 if TYPE_CHECKING:

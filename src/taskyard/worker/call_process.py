@@ -32,14 +32,16 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.process.child import STATUS_UNKNOWN, status_text
 from taskyard.worker import call_frames
 from taskyard.worker.call_frames import CallFrame, ResultFrame
-from taskyard.worker.devices import Shares
-from taskyard.worker.jobs import Job, JobResult, Tail, no_room_retry_ns
-from taskyard.worker.limits import (
+from taskyard.worker.jobs import (
     CHILD_START_NS_MAX,
     KILL_GRACE_NS,
     OUTPUT_TAIL_BYTES,
     PICKLED_BYTES_MAX,
     READ_BYTES_MAX,
+    Job,
+    JobResult,
+    Tail,
+    no_room_retry_ns,
 )
 from taskyard.worker.processes import (
     Pipe,
@@ -51,6 +53,7 @@ from taskyard.worker.processes import (
     job_env,
     start,
 )
+from taskyard.worker.slots import Shares
 
 #: `-P` keeps the current directory off `sys.path`: a user's `json.py` must not replace Python's.
 _PROGRAM: Final = ("-P", "-m", "taskyard.worker.call_child")

@@ -34,10 +34,9 @@ from taskyard.worker.native_messages import (
     report_size,
     slots_of_lanes,
 )
-from taskyard.worker.output_sender import OutputSender, ProgressSender
-from taskyard.worker.prefetch import Prefetch
+from taskyard.worker.output import OutputSender, OutputSpool, ProgressSender
 from taskyard.worker.settings import AUTO
-from taskyard.worker.spool import OutputSpool
+from taskyard.worker.slots import Prefetch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
     from taskyard.wire.native.peer import Reply
     from taskyard.worker.jobs import RuleAwareRunner, Runner
     from taskyard.worker.settings import WorkerSettings
-    from taskyard.worker.slot_budget import Share
+    from taskyard.worker.slots import Share
 
 #: How long a `Steal` may wait at the broker.
 STEAL_WAIT_NS: Final = 60 * SECOND_NS

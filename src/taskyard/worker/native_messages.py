@@ -14,7 +14,7 @@ from taskyard.core.identity import split
 from taskyard.core.limits import BLOB_BYTES_MIN
 from taskyard.wire.native import peer
 from taskyard.worker.jobs import Job, JobResult
-from taskyard.worker.spool import stream_columns
+from taskyard.worker.output import stream_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.model import Refusal, shown
+from taskyard.core.model import Refusal, counted, shown
 from taskyard.core.resources import CPUS
 from taskyard.errors import NameLost, Refused
 from taskyard.net import sockets
@@ -21,12 +21,11 @@ from taskyard.net.channel import Channel
 from taskyard.net.host import Host
 from taskyard.process.current_task import WORKER_VARIABLE
 from taskyard.worker.agents.runner import AgentRunner
-from taskyard.worker.announcer import Announcer
 from taskyard.worker.call_process import CallOptions
 from taskyard.worker.native import NativeWorkerLoop
+from taskyard.worker.output import OutputSpool
 from taskyard.worker.runner import ProcessRunner
-from taskyard.worker.slot_budget import SlotBudget
-from taskyard.worker.spool import OutputSpool
+from taskyard.worker.slots import SlotBudget
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +35,53 @@ if TYPE_CHECKING:
     from taskyard.worker.agents.rules import AgentSettings
     from taskyard.worker.jobs import Runner
     from taskyard.worker.settings import WorkerSettings
-    from taskyard.worker.slot_budget import Share
+    from taskyard.worker.slots import Share
+
+
+class Announcer:
+    """Announces to the user whether a broker answers, and the steps of a shutdown."""
+
+    def __init__(self, name: str, announce: Callable[[str], None], *, peer: str = "broker") -> None:
+        self._name = name
+        self._announce = announce
+        self._peer = peer
+        #: The last announcement for each endpoint: the place that answers, or that none does.
+        self._answering: dict[str, str] = {}
+
+    def connection(self, endpoint: str, *, connected: bool, missing: bool, place: str = "") -> None:
+        """Announce once that a broker answers, and once that it is `missing`.
+
+        A broker may be neither: it has not answered yet, and it is too early to miss it. One of
+        several places is announced again at another `place`.
+        """
+        found = (place or self._answering.get(endpoint) or endpoint) if connected else ""
+        if found == self._answering.get(endpoint) or not (connected or missing):
+            return
+        self._answering[endpoint] = found
+        if connected:
+            self._announce(f"worker {self._name} works for the {self._peer} at {found}")
+        else:
+            self._announce(f"no {self._peer} answers at {endpoint}, worker {self._name} waits")
+
+    def finishing(self, tasks: int) -> None:
+        """Announce that the worker exits after its running tasks, if there are any."""
+        if tasks:
+            self._announce(
+                f"worker {self._name} exits after {counted(tasks, 'task')} (a second signal stops "
+                f"{'it' if tasks == 1 else 'them'})"
+            )
+
+    def stopping(self) -> None:
+        """Announce that running tasks are stopped and returned."""
+        self._announce(f"worker {self._name} stops its running tasks and returns them")
+
+    def unreported(self, tasks: int) -> None:
+        """Announce that the worker exits though it could not report tasks."""
+        self._announce(
+            f"worker {self._name} exits without a {self._peer} to report to: "
+            f"{counted(tasks, 'task')} will run again"
+        )
+
 
 logger = logging.getLogger("taskyard.worker")
 

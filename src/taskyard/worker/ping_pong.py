@@ -13,8 +13,8 @@ from taskyard.net import sockets
 from taskyard.net.host import Host
 from taskyard.net.round_robin import RESEND_NS, SendQueue
 from taskyard.wire.ping_pong import peer as ping_pong_peer
-from taskyard.worker.announcer import Announcer
 from taskyard.worker.jobs import Job
+from taskyard.worker.native_process import Announcer
 from taskyard.worker.settings import default_name
 
 if TYPE_CHECKING:

@@ -7,24 +7,32 @@ output is the end of both streams together, in the order of reading.
 """
 
 import errno
+import logging
 import os
 import stat
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
 from typing import Final
 
+from msgspec import Struct, structs
+
+from taskyard.campaign.file_times import TaskFiles
+from taskyard.core.blobs import Blob, length_of
 from taskyard.core.events import Outcome
-from taskyard.core.output import Stream
+from taskyard.core.limits import NOTE_BYTES_MAX
 from taskyard.process.child import STATUS_UNKNOWN, status_text
+from taskyard.wire.environments import decode_environment, merged_variables
 from taskyard.wire.payloads import Command
-from taskyard.worker.devices import Shares
-from taskyard.worker.jobs import Job, JobResult, Tail, cut_reason, last_line
-from taskyard.worker.limits import (
+from taskyard.worker.jobs import (
     OUTPUT_TAIL_BYTES,
     PROGRESS_TAIL_BYTES,
-    RESULT_BYTES_MAX,
     UNWATCHED_NS,
+    Job,
+    JobResult,
+    cut_reason,
 )
+from taskyard.worker.output import ProgramOutput, SpooledOutput
 from taskyard.worker.processes import (
     Pipe,
     Process,
@@ -35,80 +43,138 @@ from taskyard.worker.processes import (
     start,
     task_env,
 )
-from taskyard.worker.spool import OutputSpool
+from taskyard.worker.slots import Shares
+
+logger = logging.getLogger("taskyard.worker")
+
+#: Environments that are kept prepared. Tasks of few submissions run at once.
+_KEPT_MAX: Final = 64
+
+
+class Workplace(Struct, frozen=True):
+    """Directory and variables of some commands."""
+
+    env: Mapping[str, str]
+    #: None: the worker's own.
+    cwd: str | None = None
+    #: For users. b"": the commands run where their submitter asked.
+    note: bytes = b""
+
+    def place(self, command: Command) -> Command:
+        """Return a command with the directory that it runs in. None: the worker's own."""
+        if self.cwd is None:
+            return command
+        # A command's own directory is relative to the submitter's, or absolute.
+        cwd = os.path.join(self.cwd, command.cwd or "").rstrip("/") or "/"  # noqa: PTH118 - faster
+        return structs.replace(command, cwd=cwd)
+
+
+class Workplaces:
+    """The workplaces of a worker, by the environments of submissions."""
+
+    def __init__(self, host: str, env: Mapping[str, str]) -> None:
+        self._host = host
+        self._own = Workplace(env)
+        self._prepared = lru_cache(_KEPT_MAX)(self._prepare)
+
+    def of(self, environment: bytes) -> Workplace:
+        """Return the workplace of a submission's commands. b"": the worker's own.
+
+        Raises `PeerError` for an environment that is not valid.
+        """
+        return self._prepared(environment) if environment else self._own
+
+    def _prepare(self, raw: bytes) -> Workplace:
+        environment = decode_environment(raw)
+        if environment.host == self._host:
+            return Workplace(merged_variables(environment, self._own.env), environment.cwd)
+        # The directory may be private, so neither the note nor the log names it.
+        host = environment.host.encode(errors="backslashreplace").decode()
+        text = f"ran in the worker's own directory and environment: submitted on host {host}"
+        logger.warning("commands submitted on host %s run in the worker's own directory", host)
+        return Workplace(self._own.env, note=text.encode()[:NOTE_BYTES_MAX])
+
+
+class CommandFiles:
+    """Files of the commands that a runner has started, and notes on them."""
+
+    def __init__(self) -> None:
+        self._notes: dict[tuple[bytes, int], bytes] = {}
+        #: Those of commands with outputs.
+        self._files: dict[tuple[bytes, int], TaskFiles] = {}
+
+    def start(self, job: Job, command: Command, note: bytes = b"") -> JobResult | None:
+        """Check the files of a command. Return its result if it must not run.
+
+        `note` is for users. An attempt before this one may have left incomplete outputs, so only a
+        first attempt is skipped.
+        """
+        if note:
+            self._notes[job.key] = note
+        if not command.inputs and not command.outputs:
+            return None
+        files = TaskFiles(command.inputs or (), command.outputs or (), command.cwd or "")
+        if missing := files.missing_input():
+            return JobResult(job, Outcome.FAILED, _reason("input missing", missing))
+        if not files.outputs:
+            return None
+        stale = files.why_stale()
+        if not stale and job.attempt == 1:
+            self._add_note(job, f"up to date: {_summary(files)}")
+            return JobResult(job, Outcome.DONE)
+        self._add_note(job, f"ran because {stale or 'this is not its first attempt'}")
+        self._files[job.key] = files
+        return None
+
+    def finish(self, done: JobResult) -> JobResult:
+        """Return the result of a command with its note. It has failed if an output is missing."""
+        files = self._files.pop(done.job.key, None)
+        is_done = done.outcome is Outcome.DONE
+        if files is not None and is_done and (missing := files.missing_output()):
+            done = _failed(done, _reason("output missing", missing))
+        note = self._notes.pop(done.job.key, b"")
+        if note and done.run is not None:
+            done.run = structs.replace(done.run, note=note)
+        return done
+
+    def drop(self, key: tuple[bytes, int]) -> None:
+        """Forget a command that was stopped."""
+        self._notes.pop(key, None)
+        self._files.pop(key, None)
+
+    def _add_note(self, job: Job, text: str) -> None:
+        before = self._notes.get(job.key)
+        note = _encoded(text) if before is None else before + b"; " + _encoded(text)
+        self._notes[job.key] = note[:NOTE_BYTES_MAX].decode(errors="ignore").encode()
+
+
+def _summary(files: TaskFiles) -> str:
+    if len(files.outputs) > 1:
+        made = f"all {len(files.outputs)} outputs"
+        return f"{made} are newer than all inputs" if files.inputs else f"{made} exist"
+    made = files.outputs[0]
+    return f"{made} is newer than all inputs" if files.inputs else f"{made} exists"
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode(errors="backslashreplace")
+
+
+def _reason(problem: str, path: str) -> bytes:
+    return cut_reason(_encoded(f"{problem}: {path}"))
+
+
+def _failed(done: JobResult, reason: bytes) -> JobResult:
+    """Return the failure of a command that succeeded. Its result was stdout, and is output now."""
+    printed = done.printed
+    if not printed and done.streams is None:
+        end, bytes_total = done.text[-OUTPUT_TAIL_BYTES:], length_of(done.content)
+        printed = Blob(b"", bytes_total, end) if len(end) < bytes_total else end
+    return JobResult(done.job, Outcome.FAILED, reason, printed, run=done.run, streams=done.streams)
+
 
 #: Errors of the machine, not the program: no files, processes, memory or space left.
 _NO_ROOM: Final = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOSPC)
-
-
-class ProgramOutput:
-    """The result and output of a program."""
-
-    def __init__(self) -> None:
-        self.result = Tail(RESULT_BYTES_MAX)
-        self.output = Tail(OUTPUT_TAIL_BYTES)
-
-    def add_stdout(self, chunk: bytes) -> None:
-        self.result.add(chunk)
-        self.output.add(chunk)
-
-    def add_stderr(self, chunk: bytes) -> None:
-        self.output.add(chunk)
-
-    def add_lost(self, stream: Stream, count: int) -> None:
-        """Count bytes of a stream that are not there."""
-        self.output.add_lost(count)
-        if stream is Stream.STDOUT:
-            self.result.add_lost(count)
-
-    def done(self, job: Job) -> JobResult:
-        """Return the result of a program that succeeded."""
-        done = JobResult(job, Outcome.DONE, self.result.content())
-        # Else the output would repeat the result.
-        if self.output.bytes_total != self.result.bytes_total or self.result.is_cut():
-            done.printed = self.output.content()
-        return done
-
-    def failed(self, job: Job, outcome: Outcome, reason: bytes) -> JobResult:
-        """Return the result of a program that failed."""
-        return JobResult(job, outcome, reason, self.output.content())
-
-    def last_line(self) -> bytes:
-        """Return the last line of the output, for a reason."""
-        return last_line(self.output.value())
-
-
-class SpooledOutput:
-    """The two streams of a program, which a spool keeps whole."""
-
-    def __init__(self, spool: OutputSpool, job: Job) -> None:
-        self._stdout = spool.stream(job, Stream.STDOUT)
-        self._stderr = spool.stream(job, Stream.STDERR)
-        self.add_stdout, self.add_stderr = self._stdout.add, self._stderr.add
-
-    def add_lost(self, stream: Stream, count: int) -> None:
-        """Count bytes of a stream that are not there."""
-        (self._stdout if stream is Stream.STDOUT else self._stderr).bytes_lost += count
-
-    def done(self, job: Job) -> JobResult:
-        """Return the result of a program that succeeded."""
-        if self._stdout.is_appended:
-            return JobResult(job, Outcome.DONE, streams=(self._stdout, self._stderr))
-        done = JobResult(job, Outcome.DONE, self._stdout.content())
-        if self._stderr.bytes_total:
-            done.streams = (self._stdout, self._stderr)
-        return done
-
-    def failed(self, job: Job, outcome: Outcome, reason: bytes) -> JobResult:
-        """Return the result of a program that failed."""
-        failed = JobResult(job, outcome, reason)
-        if self._stdout.bytes_total or self._stderr.bytes_total:
-            failed.streams = (self._stdout, self._stderr)
-        return failed
-
-    def last_line(self) -> bytes:
-        """Return the last line of stderr, or else of stdout, for a reason."""
-        return last_line(self._stderr.end_text()) or last_line(self._stdout.end_text())
 
 
 class Program(SupervisedProcess):

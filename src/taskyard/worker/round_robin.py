@@ -18,8 +18,7 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.net.round_robin import RoundRobinLoop
 from taskyard.wire.round_robin.frames import DIALECT
 from taskyard.wire.round_robin.peer import BASIC, ERRORS, SLOTS, SUMMARIES, Run, Worker
-from taskyard.worker.jobs import Job
-from taskyard.worker.limits import RESULT_BYTES_MAX
+from taskyard.worker.jobs import RESULT_BYTES_MAX, Job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -34,22 +34,19 @@ from taskyard.wire.pickled import PICKLE, Pickled
 from taskyard.worker.agents.rules import AgentSettings
 from taskyard.worker.allow_list import ANY_PICKLE, PICKLE_REFUSAL, is_module_allowed, refusal
 from taskyard.worker.call_process import CallOptions, CallProcess, is_small, start_child
-from taskyard.worker.command_files import CommandFiles
-from taskyard.worker.devices import DevicePool
-from taskyard.worker.jobs import Job, JobResult, cut_reason
-from taskyard.worker.limits import (
+from taskyard.worker.jobs import (
     CALLS_WAITING_MAX,
     CHILD_IDLE_NS_MAX,
     EXIT_NS_MAX,
     REAP_INTERVAL_NS,
+    Job,
+    JobResult,
+    cut_reason,
 )
-from taskyard.worker.memory import MemoryGuard
-from taskyard.worker.processes import RunnerContext, SupervisedProcess
-from taskyard.worker.program_paths import ProgramPaths
-from taskyard.worker.programs import Program, not_started, start_program
-from taskyard.worker.slot_budget import Share, WaitingCalls
-from taskyard.worker.spool import OutputSpool
-from taskyard.worker.workplaces import Workplaces
+from taskyard.worker.output import OutputSpool
+from taskyard.worker.processes import MemoryGuard, ProgramPaths, RunnerContext, SupervisedProcess
+from taskyard.worker.programs import CommandFiles, Program, Workplaces, not_started, start_program
+from taskyard.worker.slots import DevicePool, Share, WaitingCalls
 
 #: The work of a job. Only an agent runner has `AgentSettings`.
 Work: TypeAlias = Command | Call | Pickled | AgentSettings

@@ -21,8 +21,8 @@ from taskyard.net import sockets
 from taskyard.net.host import Host
 from taskyard.net.protocols import SystemClock
 from taskyard.wire.wmp import peer as wmp_peer
-from taskyard.worker.announcer import Announcer
 from taskyard.worker.jobs import Job
+from taskyard.worker.native_process import Announcer
 from taskyard.worker.runner import ProcessRunner
 
 if TYPE_CHECKING:

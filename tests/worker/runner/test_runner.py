@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from taskyard.core.events import Outcome
-from taskyard.worker.jobs import Job, JobResult
-from taskyard.worker.limits import (
+from taskyard.worker.jobs import (
     KILL_GRACE_NS,
     REAP_INTERVAL_NS,
     UNWATCHED_NS,
+    Job,
+    JobResult,
 )
 from tests.worker.runner_harness import (
     HANG,

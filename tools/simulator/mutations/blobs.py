@@ -28,7 +28,7 @@ from taskyard.journal import blob_names
 from taskyard.journal.blob_files import BlobFiles
 from taskyard.journal.blobs import BlobStore, StreamHashes, StreamKey
 from taskyard.journal.postgres.blobs import BlobRows
-from taskyard.worker.spool import OutputSpool
+from taskyard.worker.output import OutputSpool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -23,7 +23,7 @@ from taskyard.wire.round_robin.frames import EXEC, INCREMENT, PING, Message
 from taskyard.wire.wmp import frames as wmp_frames
 from taskyard.wire.wmp import peer as wmp_peer
 from taskyard.worker import native
-from taskyard.worker.output_sender import OutputSender
+from taskyard.worker.output import OutputSender
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -37,8 +37,7 @@ from taskyard.wire.hungry.frames import (
 )
 from taskyard.worker.agents.pipes import LineLogger, StdinPipe
 from taskyard.worker.agents.rules import AgentSettings, LaneKey
-from taskyard.worker.jobs import Job, JobResult, Tail, cut_reason, last_line
-from taskyard.worker.limits import (
+from taskyard.worker.jobs import (
     AGENT_CLOSED_NS_MAX,
     AGENT_FINISH_NS_MAX,
     AGENT_IDLE_NOTICE_NS,
@@ -47,6 +46,11 @@ from taskyard.worker.limits import (
     OUTPUT_TAIL_BYTES,
     PROGRESS_BYTES_MAX,
     RESULT_BYTES_MAX,
+    Job,
+    JobResult,
+    Tail,
+    cut_reason,
+    last_line,
 )
 from taskyard.worker.processes import (
     Pipe,

@@ -13,19 +13,138 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import islice
-from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.resources import fits
-from taskyard.worker.devices import DevicePool
+from taskyard.core.resources import CPUS, GPUS, MEMORY, UNIT, Resources, fits, format_amount
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from taskyard.core.resources import Resources
     from taskyard.net.protocols import MonotonicClock
     from taskyard.worker.jobs import Job
-    from taskyard.worker.prefetch import Prefetch
+
+
+#: Parts of devices by id, in ten-thousandths.
+Shares: TypeAlias = dict[str, int]
+
+
+class DevicePool:
+    """Hands out devices by id. Tasks with a fraction share one."""
+
+    def __init__(self, ids: Iterable[str] = ()) -> None:
+        self._free: Shares = dict.fromkeys(ids, UNIT)
+
+    def has(self, amount: int) -> bool:
+        """Return whether `take` would find this amount."""
+        return self._find(amount) is not None
+
+    def take(self, amount: int) -> Shares:
+        """Take whole devices, and of one more the fraction that is left.
+
+        A fraction comes from the fullest device that has room, so that others stay whole. An
+        amount larger than the pool gets all of it.
+        """
+        shares = self._find(amount) or {}
+        for device, part in shares.items():
+            self._free[device] -= part
+        return shares
+
+    def give_back(self, shares: Mapping[str, int]) -> None:
+        """Return parts that were taken."""
+        for device, part in shares.items():
+            self._free[device] += part
+
+    def _find(self, amount: int) -> Shares | None:
+        if not amount:
+            return {}
+        whole, fraction = divmod(min(amount, len(self._free) * UNIT), UNIT)
+        idle = [device for device, free in self._free.items() if free == UNIT]
+        if len(idle) < whole:
+            return None
+        shares = dict.fromkeys(idle[:whole], UNIT)
+        if fraction:
+            open_devices = [
+                device
+                for device, free in self._free.items()
+                if free >= fraction and device not in shares
+            ]
+            if not open_devices:
+                return None
+            shares[min(open_devices, key=self._free.__getitem__)] = fraction
+        return shares
+
+
+def resource_env(resources: Resources, gpus: Mapping[str, int]) -> dict[str, str]:
+    """Return the variables for a task's process: CUDA_VISIBLE_DEVICES and TASKYARD_*."""
+    if not resources:
+        return {}
+    amounts, env = dict(resources), {}
+    if CPUS in amounts:
+        env["TASKYARD_CPUS"] = format_amount(CPUS, amounts[CPUS])
+    if MEMORY in amounts:
+        env["TASKYARD_MEMORY"] = str(amounts[MEMORY])
+    if GPUS in amounts:
+        env["TASKYARD_GPUS"] = env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    return env
+
+
+#: Tasks requested beyond the free slots, by tasks finished per second: about a tenth of a second of
+#: work.
+PREFETCH_STEPS: Final = (
+    *((2560, 256), (1280, 128), (640, 64), (320, 32), (160, 16), (80, 8)),
+    *((40, 4), (20, 2), (4, 1), (0, 0)),
+)
+
+#: Tasks that each slot must have finished since the last heartbeat before the next one may raise
+#: the prefetch. Fewer could be long tasks that ended together.
+QUICK_TASKS_PER_SLOT: Final = 4
+
+#: The shortest time for a rate. A report brings the tasks of up to this time at once.
+RATE_NS_MIN: Final = SECOND_NS // 20
+
+
+class Prefetch:
+    """The prefetch of one worker."""
+
+    def __init__(self, slots: int, now_ns: int) -> None:
+        self._quick_tasks_min = slots * QUICK_TASKS_PER_SLOT
+        #: Tasks finished since the last heartbeat, and when that was. An idle time before them
+        #: does not count.
+        self._finished = 0
+        self._since_ns = now_ns
+        self.count = 0
+
+    def on_busy(self, now_ns: int) -> None:
+        """Begin to measure the rate: tasks have come to an idle worker."""
+        if not self._finished:
+            self._since_ns = now_ns
+
+    def on_finished(self, tasks: int, now_ns: int) -> bool:
+        """Count finished tasks. Return whether they were so many that the prefetch has risen."""
+        self._finished += tasks
+        if self._finished < self._quick_tasks_min:
+            return False
+        count = max(self.count, self._count_for_rate(now_ns))
+        has_risen, self.count = count != self.count, count
+        return has_risen
+
+    def on_heartbeat(self, now_ns: int) -> bool:
+        """Raise or lower the prefetch by the last interval. Return whether it has changed."""
+        count = self._count_for_rate(now_ns)
+        self._finished, self._since_ns = 0, now_ns
+        has_changed, self.count = count != self.count, count
+        return has_changed
+
+    def _count_for_rate(self, now_ns: int) -> int:
+        """Return the prefetch for the current rate. It is lowered only at half the rate."""
+        rate = self._finished * SECOND_NS // max(RATE_NS_MIN, now_ns - self._since_ns)
+        for lowest, count in PREFETCH_STEPS:
+            if rate >= (lowest // 2 if count <= self.count else lowest):
+                return count
+        return 0
+
 
 #: How long the slots of a request for tasks are kept for its broker. One with work replies sooner.
 REQUEST_NS: Final = SECOND_NS // 10
