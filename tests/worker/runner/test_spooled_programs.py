@@ -14,8 +14,8 @@ from taskyard.core.blobs import Blob
 from taskyard.core.events import Outcome
 from taskyard.core.output import OutputColumns, Stream
 from taskyard.worker.jobs import DRAIN_BYTES_MAX, READ_BYTES_MAX, SPOOL_BYTES_MAX, Job, JobResult
-from taskyard.worker.native_messages import report_columns
 from taskyard.worker.output import OutputSpool, stream_columns
+from taskyard.worker.reports import report_columns
 from taskyard.worker.runner import ProcessRunner
 from tests.worker.runner_harness import RealClock, command, script, turns, wait
 
