@@ -7,15 +7,16 @@ from hashlib import sha256
 from taskyard.core.blobs import Blob, Content
 from taskyard.core.limits import BLOB_BYTES_MIN, STREAM_END_BYTES
 from taskyard.core.output import Stream
-from taskyard.worker.jobs import (
+from taskyard.worker.jobs import Job
+from taskyard.worker.output import (
     APPEND_BYTES_MAX,
     SPOOL_BYTES_DUE,
     SPOOL_BYTES_MAX,
     SPOOL_INTERVAL_NS,
     SPOOL_START_NS,
-    Job,
+    OutputSpool,
+    SpooledStream,
 )
-from taskyard.worker.output import OutputSpool, SpooledStream
 
 JOB = Job(b"a", 1, b"exec", b"")
 BYTES = bytes(range(256)) * 1024

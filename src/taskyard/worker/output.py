@@ -18,14 +18,8 @@ from taskyard.core.output import OutputColumns, Stream
 from taskyard.wire.native import peer, streams
 from taskyard.wire.native.streams import StreamChunk
 from taskyard.worker.jobs import (
-    APPEND_BYTES_MAX,
-    NO_ROOM_PAUSE_NS,
     OUTPUT_TAIL_BYTES,
     RESULT_BYTES_MAX,
-    SPOOL_BYTES_DUE,
-    SPOOL_BYTES_MAX,
-    SPOOL_INTERVAL_NS,
-    SPOOL_START_NS,
     JobResult,
     Tail,
     cut_reason,
@@ -42,6 +36,24 @@ if TYPE_CHECKING:
     from taskyard.wire.native.peer import Reply
     from taskyard.worker.jobs import Job, Runner
     from taskyard.worker.settings import WorkerSettings
+
+#: Output of running programs that the broker has not acknowledged, of all tasks together. Beyond
+#: it the worker stops reading, and the programs wait as behind a slow pipe.
+SPOOL_BYTES_MAX: Final = 4 << 20
+
+#: Output in one message.
+APPEND_BYTES_MAX: Final = 1 << 20
+
+#: A program that runs for this long gets its output sent while it runs, and then this often. Short
+#: ones cost no message of their own.
+SPOOL_START_NS: Final = SECOND_NS
+SPOOL_INTERVAL_NS: Final = SECOND_NS // 2
+
+#: More unsent output than this is sent at once.
+SPOOL_BYTES_DUE: Final = 256 << 10
+
+#: How soon to send output again that the broker has no room for, and that can wait.
+NO_ROOM_PAUSE_NS: Final = SECOND_NS
 
 
 _STREAMS: Final = tuple(Stream)

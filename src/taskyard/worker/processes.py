@@ -33,20 +33,21 @@ from taskyard.process import current_task
 from taskyard.process.child import STATUS_UNKNOWN
 from taskyard.process.fork import run_forked
 from taskyard.process.logs import leave_log
-from taskyard.worker.jobs import (
-    DRAIN_BYTES_MAX,
-    KILL_GRACE_NS,
-    MEMORY_CHECK_NS,
-    READ_BYTES_MAX,
-    Job,
-    JobResult,
-)
+from taskyard.worker.jobs import KILL_GRACE_NS, READ_BYTES_MAX, Job, JobResult
 from taskyard.worker.slots import Shares, resource_env
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from taskyard.worker.output import OutputSpool
+
+#: Read from the pipe of an ended process: the largest pipe of an ordinary user. Another process
+#: that still holds the pipe could write for ever.
+DRAIN_BYTES_MAX: Final = 1 << 20
+
+#: Interval at which the memory of tasks with a limit is measured. A program can allocate about a
+#: gigabyte meanwhile.
+MEMORY_CHECK_NS: Final = SECOND_NS // 5
 
 
 #: How long a path is remembered. A campaign of quick tasks runs the same program all the time, and

@@ -20,18 +20,11 @@ from msgspec import Struct, structs
 from taskyard.campaign.file_times import TaskFiles
 from taskyard.core.blobs import Blob, length_of
 from taskyard.core.events import Outcome
-from taskyard.core.limits import NOTE_BYTES_MAX
+from taskyard.core.limits import NOTE_BYTES_MAX, SECOND_NS
 from taskyard.process.child import STATUS_UNKNOWN, status_text
 from taskyard.wire.environments import decode_environment, merged_variables
 from taskyard.wire.payloads import Command
-from taskyard.worker.jobs import (
-    OUTPUT_TAIL_BYTES,
-    PROGRESS_TAIL_BYTES,
-    UNWATCHED_NS,
-    Job,
-    JobResult,
-    cut_reason,
-)
+from taskyard.worker.jobs import OUTPUT_TAIL_BYTES, Job, JobResult, cut_reason
 from taskyard.worker.output import ProgramOutput, SpooledOutput
 from taskyard.worker.processes import (
     Pipe,
@@ -44,6 +37,13 @@ from taskyard.worker.processes import (
     task_env,
 )
 from taskyard.worker.slots import Shares
+
+#: Output is read while a program runs, but not before this time. Most short programs have ended by
+#: then, and need no turn of their own for their output. A pipe holds it meanwhile.
+UNWATCHED_NS: Final = SECOND_NS // 100
+
+#: The end of a running program's output that a worker without a spool sends as progress.
+PROGRESS_TAIL_BYTES: Final = 4096
 
 logger = logging.getLogger("taskyard.worker")
 

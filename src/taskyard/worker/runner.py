@@ -34,19 +34,25 @@ from taskyard.wire.pickled import PICKLE, Pickled
 from taskyard.worker.agents.rules import AgentSettings
 from taskyard.worker.allow_list import ANY_PICKLE, PICKLE_REFUSAL, is_module_allowed, refusal
 from taskyard.worker.call_process import CallOptions, CallProcess, is_small, start_child
-from taskyard.worker.jobs import (
-    CALLS_WAITING_MAX,
-    CHILD_IDLE_NS_MAX,
-    EXIT_NS_MAX,
-    REAP_INTERVAL_NS,
-    Job,
-    JobResult,
-    cut_reason,
-)
+from taskyard.worker.jobs import Job, JobResult, cut_reason
 from taskyard.worker.output import OutputSpool
 from taskyard.worker.processes import MemoryGuard, ProgramPaths, RunnerContext, SupervisedProcess
 from taskyard.worker.programs import CommandFiles, Program, Workplaces, not_started, start_program
 from taskyard.worker.slots import DevicePool, Share, WaitingCalls
+
+#: How long idle Python children may take to exit with their worker. Less than its supervisor waits.
+EXIT_NS_MAX: Final = 2 * SECOND_NS
+
+#: Calls that wait for other tasks without their slots, at most. Each is a Python process of some
+#: 30 MB. Tasks that submit tasks run depth first, so this is about the depth of a recursion.
+CALLS_WAITING_MAX: Final = 100
+
+#: Python processes beyond the slots, which replaced those of waiting calls, end after this idle
+#: time.
+CHILD_IDLE_NS_MAX: Final = 10 * SECOND_NS
+
+#: Polling interval for the end of a process on kernels without pidfds.
+REAP_INTERVAL_NS: Final = SECOND_NS // 100
 
 #: The work of a job. Only an agent runner has `AgentSettings`.
 Work: TypeAlias = Command | Call | Pickled | AgentSettings

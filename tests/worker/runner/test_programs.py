@@ -15,10 +15,10 @@ from taskyard.worker.jobs import (
     LAST_LINE_BYTES_MAX,
     OUTPUT_TAIL_BYTES,
     RESULT_BYTES_MAX,
-    UNWATCHED_NS,
     Job,
     JobResult,
 )
+from taskyard.worker.programs import UNWATCHED_NS
 from tests.worker.runner_harness import (
     HANG,
     HANG_IGNORING_SIGTERM,

@@ -8,8 +8,8 @@ import pytest
 
 from taskyard.core.limits import SECOND_NS
 from taskyard.worker import call_process, runner
-from taskyard.worker.jobs import CHILD_IDLE_NS_MAX, Job, JobResult
-from taskyard.worker.runner import ProcessRunner
+from taskyard.worker.jobs import Job, JobResult
+from taskyard.worker.runner import CHILD_IDLE_NS_MAX, ProcessRunner
 from tests.worker.runner_harness import (
     SetClock,
     a_fifo,

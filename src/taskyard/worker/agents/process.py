@@ -52,6 +52,7 @@ from taskyard.worker.jobs import (
     cut_reason,
     last_line,
 )
+from taskyard.worker.output import SpooledOutput
 from taskyard.worker.processes import (
     Pipe,
     Process,
@@ -60,7 +61,6 @@ from taskyard.worker.processes import (
     SupervisedProcess,
     start,
 )
-from taskyard.worker.programs import SpooledOutput
 
 #: Why an agent is ended.
 _NOT_HUNGRY: Final = b"the agent sent no #hungry within %d s of its start" % (
