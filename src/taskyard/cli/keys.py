@@ -40,7 +40,7 @@ from taskyard.net.keys import (
     format_invitation,
     format_invitation_file,
 )
-from taskyard.process.broker_files import OpenListener, open_listeners
+from taskyard.process.state_files import OpenListener, open_listeners
 from taskyard.wire.roles import Role, relayed_roles
 
 if TYPE_CHECKING:

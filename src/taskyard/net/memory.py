@@ -6,7 +6,6 @@ pure functions of these figures and of the samples of connections. Knows nothing
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import itertools
 import os
@@ -22,13 +21,16 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.net.options import FRAME_BYTES_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from taskyard.net.accepted import Connection
 
 
-_CGROUP: Final = Path("/proc/self/cgroup")
-_CGROUP_ROOT: Final = Path("/sys/fs/cgroup")
+#: Where files of the system are. Tests show another machine.
+_ROOT: Final = Path("/")
+
+#: The format of version 2 of control groups, where all controllers share a tree.
+UNIFIED: Final = ""
 
 #: More than the numbers of `statm` ever take.
 _STATM_BYTES_MAX: Final = 256
@@ -62,7 +64,7 @@ class MemoryMeter:
         self.close()
 
 
-def memory_max(cgroup: Path = _CGROUP, root: Path = _CGROUP_ROOT) -> Memory:
+def memory_max(root: Path = _ROOT) -> Memory:
     """Read the limits of this process.
 
     The address space is that of `ulimit -v`. Resident memory is limited by the control groups of
@@ -72,35 +74,35 @@ def memory_max(cgroup: Path = _CGROUP, root: Path = _CGROUP_ROOT) -> Memory:
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     # An endless address space is a number that is never reached, so callers need no special case.
     space = 1 << 62 if soft == resource.RLIM_INFINITY else soft
-    return Memory(space, min([space, machine, *_cgroup_limits(cgroup, root)]))
+    return Memory(space, min([space, machine, *memory_limits(root)]))
 
 
-def _cgroup_limits(cgroup: Path, root: Path) -> list[int]:
-    """Read the memory limits of the control groups around this process."""
-    try:
-        lines = cgroup.read_text().splitlines()
-    except OSError:
-        return []
-    limits: list[int] = []
-    for line in lines:
+def memory_limits(root: Path = _ROOT) -> list[int]:
+    """Return the memory limits of the control groups of this process."""
+    limits = [read_text(group / "memory.max") for group in control_groups(root, UNIFIED)]
+    limits += [
+        read_text(group / "memory.limit_in_bytes") for group in control_groups(root, "memory")
+    ]
+    return [int(limit) for limit in limits if limit.isdecimal()]
+
+
+def control_groups(root: Path, controller: str) -> Iterator[Path]:
+    """Yield the control group of this process for a controller, and those above it."""
+    for line in read_text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
-        if not controllers:
-            limits += _limits_above(root, path, "memory.max")
-        elif "memory" in controllers.split(","):
-            limits += _limits_above(root / "memory", path, "memory.limit_in_bytes")
-    return limits
+        if controller in controllers.split(","):
+            top = root / "sys/fs/cgroup" / controller
+            own = top / path.lstrip("/")
+            # In a container the path may be that of the host, and only the top is visible.
+            yield from dict.fromkeys([own, *own.parents, top])
 
 
-def _limits_above(root: Path, path: str, name: str) -> list[int]:
-    """Read a limit of a control group and of all groups above it. A group may have none."""
-    group = root / path.lstrip("/")
-    limits = []
-    for directory in (group, *group.parents):
-        if directory != root and root not in directory.parents:
-            break
-        with contextlib.suppress(OSError, ValueError):
-            limits.append(int((directory / name).read_text()))
-    return limits
+def read_text(path: Path) -> str:
+    """Return the text of a small file, "" if it can't be read."""
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 def give_back() -> bool:

@@ -23,7 +23,7 @@ import msgspec
 from taskyard.errors import NoBroker
 from taskyard.net import endpoints
 from taskyard.process.child import ChildProcess, environment_without_settings, status_text
-from taskyard.process.managed_process import (
+from taskyard.process.supervisor import (
     KILL_SECONDS,
     RESTART_SECONDS_FIRST,
     ManagedProcess,

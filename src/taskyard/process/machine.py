@@ -17,18 +17,16 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from taskyard.core.resources import CPUS, GPUS, MEMORY, UNIT, Resources, format_amount
+from taskyard.net.memory import UNIFIED, control_groups, memory_limits, read_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
 #: A driver that does not answer within this time has no usable GPU.
 _NVIDIA_SMI_SECONDS_MAX: Final = 10
 
 #: Values of CUDA_VISIBLE_DEVICES that hide all devices.
 _NO_DEVICES: Final = ("-1", "none", "nodevfiles")
-
-#: The format of version 2 of control groups, where all controllers share a tree.
-_UNIFIED: Final = ""
 
 
 class Machine(Struct, frozen=True):
@@ -94,11 +92,11 @@ def usable_cores() -> int:
 def _cpus(root: Path) -> int:
     """Return the usable cores in ten-thousandths, within the quotas of the control groups."""
     amounts = [usable_cores() * UNIT]
-    for group in _groups(root, _UNIFIED):
-        quota, _, period = _read(group / "cpu.max").partition(" ")
+    for group in control_groups(root, UNIFIED):
+        quota, _, period = read_text(group / "cpu.max").partition(" ")
         amounts += _part_of_cores(quota, period)
-    for group in _groups(root, "cpu"):
-        quota, period = (_read(group / f"cpu.cfs_{one}_us") for one in ("quota", "period"))
+    for group in control_groups(root, "cpu"):
+        quota, period = (read_text(group / f"cpu.cfs_{one}_us") for one in ("quota", "period"))
         amounts += _part_of_cores(quota, period)
     return min(amounts)
 
@@ -112,23 +110,9 @@ def _part_of_cores(quota: str, period: str) -> list[int]:
 
 def _memory(root: Path) -> int:
     """Return the memory of the machine, within the limits of the control groups. 0: unknown."""
-    found = re.search(r"^MemTotal: *(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
+    found = re.search(r"^MemTotal: *(\d+) kB", read_text(root / "proc/meminfo"), re.MULTILINE)
     amounts = [int(found[1]) * 1024] if found else []
-    limits = [_read(group / "memory.max") for group in _groups(root, _UNIFIED)]
-    limits += [_read(group / "memory.limit_in_bytes") for group in _groups(root, "memory")]
-    amounts += [int(limit) for limit in limits if limit.isdecimal()]
-    return min(amounts, default=0)
-
-
-def _groups(root: Path, controller: str) -> Iterator[Path]:
-    """Yield the control group of this process for a controller, and those above it."""
-    for line in _read(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controller in controllers.split(","):
-            top = root / "sys/fs/cgroup" / controller
-            own = top / path.lstrip("/")
-            # In a container the path may be that of the host, and only the top is visible.
-            yield from dict.fromkeys([own, *own.parents, top])
+    return min(amounts + memory_limits(root), default=0)
 
 
 def gpu_ids(root: Path, env: Mapping[str, str]) -> tuple[str, ...]:
@@ -160,13 +144,5 @@ def _rocm_count(root: Path) -> int:
     """Return the number of GPUs of AMD. Nodes without SIMD units are processors."""
     nodes = (root / "sys/class/kfd/kfd/topology/nodes").glob("*/properties")
     return sum(
-        re.search(r"^simd_count [1-9]", _read(one), re.MULTILINE) is not None for one in nodes
+        re.search(r"^simd_count [1-9]", read_text(one), re.MULTILINE) is not None for one in nodes
     )
-
-
-def _read(path: Path) -> str:
-    """Return the text of a small file, "" if it can't be read."""
-    try:
-        return path.read_text().strip()
-    except (OSError, UnicodeDecodeError):
-        return ""

@@ -19,7 +19,7 @@ from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.runs import Run
 from taskyard.process.child import STATUS_UNKNOWN, status_text
-from taskyard.process.locks import is_running
+from taskyard.process.state_files import is_running
 from taskyard.wire.hungry import zmailer
 from taskyard.wire.hungry.frames import (
     FINISHING,
