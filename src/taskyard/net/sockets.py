@@ -12,17 +12,10 @@ from typing import cast
 import zmq
 
 from taskyard.errors import UnusableKey
+from taskyard.net import endpoints, zmq_socket
 from taskyard.net.accepted import Arrivals, Connection, Cutter, inode_of
 from taskyard.net.context import context, raise_file_limit, require_keys
-from taskyard.net.endpoints import (
-    Ipc,
-    SocketFile,
-    Tcp,
-    is_remote,
-    open_listener,
-    parse,
-    parse_addresses,
-)
+from taskyard.net.endpoints import Ipc, Tcp
 from taskyard.net.guard import Guard
 from taskyard.net.keyring import Keyring, PeerKeys
 from taskyard.net.keys import PeerKey
@@ -38,13 +31,7 @@ from taskyard.net.options import (
     with_identity,
 )
 from taskyard.net.outbound import COUNTED_BYTES_MIN, Outbound
-from taskyard.net.zmq_socket import (
-    DESCRIPTOR,
-    CountingSocket,
-    FailoverSocket,
-    RouterClient,
-    ZmqSocket,
-)
+from taskyard.net.zmq_socket import CountingSocket, FailoverSocket, RouterClient, ZmqSocket
 
 
 class CurveListener(ZmqSocket):
@@ -77,7 +64,7 @@ class PeerListener(ZmqSocket):
         self,
         socket: zmq.Socket[bytes],
         endpoint: str,
-        file: SocketFile | None,
+        file: endpoints.SocketFile | None,
         arrivals: Arrivals | None = None,
     ) -> None:
         super().__init__(socket, endpoint, file, arrivals)
@@ -91,7 +78,7 @@ class PeerListener(ZmqSocket):
         return self._outbound.send(self, frames[0], frames)
 
     def _note_sender(self, frame: zmq.Frame) -> None:
-        descriptor = int(frame.get(DESCRIPTOR))
+        descriptor = int(frame.get(zmq_socket.DESCRIPTOR))
         self.connection = (descriptor, inode_of(descriptor))
 
     def is_open(self, connection: tuple[int, int]) -> bool:
@@ -169,8 +156,8 @@ def listen(  # noqa: PLR0913  # the last ones are named
     connection on. Raise UserError.
     """
     raise_file_limit()
-    address = parse(endpoint)
-    if keyring is None and is_remote(address):
+    address = endpoints.parse(endpoint)
+    if keyring is None and endpoints.is_remote(address):
         raise UnusableKey(
             f"endpoint {endpoint}: other machines can reach it, so it needs keys (create one with "
             "`taskyard keys new`)"
@@ -182,7 +169,7 @@ def listen(  # noqa: PLR0913  # the last ones are named
     socket = context().socket(zmq.ROUTER)
     try:
         set_options(socket, options, is_ipv6=isinstance(address, Tcp) and address.is_ipv6)
-        opened = open_listener(address)
+        opened = endpoints.open_listener(address)
         socket.setsockopt(zmq.SocketOption.USE_FD, opened.descriptor)
         if is_named:
             name = identity or str(opened.address)
@@ -252,7 +239,7 @@ def connect_by_name(endpoint: str, suffix: str, key: PeerKey | None = None) -> Z
     Its own name is that endpoint, a colon and the suffix, which must be unique. A key is used over
     TCP only, as by `connect`. Of several addresses the name has the first. Raise UserError.
     """
-    return connect_as(endpoint, f"{parse_addresses(endpoint)[0]}:{suffix}".encode(), key)
+    return connect_as(endpoint, f"{endpoints.parse_addresses(endpoint)[0]}:{suffix}".encode(), key)
 
 
 def connect_as(endpoint: str, identity: bytes, key: PeerKey | None = None) -> ZmqSocket:
@@ -293,8 +280,8 @@ def _dial(
 
 def _peer_addresses(endpoint: str, key: PeerKey | None) -> tuple[Ipc | Tcp, ...]:
     """Return the addresses to connect to. Raise UserError if one needs a key."""
-    addresses = parse_addresses(endpoint)
-    if key is None and any(map(is_remote, addresses)):
+    addresses = endpoints.parse_addresses(endpoint)
+    if key is None and any(map(endpoints.is_remote, addresses)):
         raise UnusableKey(
             f"endpoint {endpoint}: a broker on another machine needs a key (give --key FILE, "
             "TASKYARD_KEY=FILE or, in Python, Client(key=…))"

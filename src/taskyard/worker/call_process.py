@@ -30,7 +30,7 @@ from taskyard.core.blobs import Blob, Content
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.process.child import STATUS_UNKNOWN, status_text
-from taskyard.worker import call_frames
+from taskyard.worker import call_frames, processes
 from taskyard.worker.call_frames import CallFrame, ResultFrame
 from taskyard.worker.jobs import (
     CHILD_START_NS_MAX,
@@ -43,16 +43,7 @@ from taskyard.worker.jobs import (
     Tail,
     no_room_retry_ns,
 )
-from taskyard.worker.processes import (
-    Pipe,
-    Process,
-    RunnerContext,
-    Streams,
-    SupervisedProcess,
-    fork,
-    job_env,
-    start,
-)
+from taskyard.worker.processes import SupervisedProcess
 from taskyard.worker.slots import Shares
 
 #: `-P` keeps the current directory off `sys.path`: a user's `json.py` must not replace Python's.
@@ -100,12 +91,12 @@ class CallProcess(SupervisedProcess):
 
     def __init__(  # noqa: PLR0913, PLR0917  # parts of one process
         self,
-        process: Process,
+        process: processes.Process,
         sockets: tuple[socket.socket, socket.socket],
         resuming: int,
         output: Tail,
-        pipe: Pipe,
-        runner_context: RunnerContext,
+        pipe: processes.Pipe,
+        runner_context: processes.RunnerContext,
     ) -> None:
         """Use the two ends of a socket, the worker's and the child's.
 
@@ -390,14 +381,14 @@ def _appended(output: Content, end: bytes) -> Content:
 
 
 def _frame(job: Job, gpus: Shares | None = None) -> memoryview:
-    env = job_env(job, gpus or {})
+    env = processes.job_env(job, gpus or {})
     call = CallFrame(job.name, job.attempt, job.payload, job.campaign, env, job.inputs)
     return memoryview(call_frames.pack(call))
 
 
 def start_child(
     allow: Sequence[str],
-    runner_context: RunnerContext,
+    runner_context: processes.RunnerContext,
     options: CallOptions,
     *,
     forked: bool = False,
@@ -407,17 +398,19 @@ def start_child(
     `forked`: fork this process, which must have one thread. That takes a tenth of the time.
     """
     output = Tail(OUTPUT_TAIL_BYTES)
-    pipe = Pipe(runner_context.selector, output.add)
+    pipe = processes.Pipe(runner_context.selector, output.add)
     with pipe as writing:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         descriptor = theirs.fileno()
         resumed, resuming = os.pipe()
         if options.passes_output:
             log = writing
-            streams = Streams(runner_context.dev_null, 1, 2, [descriptor, resumed, log])
+            streams = processes.Streams(runner_context.dev_null, 1, 2, [descriptor, resumed, log])
         else:
             log = 2
-            streams = Streams(runner_context.dev_null, writing, writing, [descriptor, resumed])
+            streams = processes.Streams(
+                runner_context.dev_null, writing, writing, [descriptor, resumed]
+            )
         numbers = (descriptor, resumed, log)
         argv = [sys.executable, *_PROGRAM, *map(str, numbers), *allow]
         try:
@@ -425,9 +418,9 @@ def start_child(
                 from taskyard.worker import call_child  # noqa: PLC0415  # slow to import
 
                 env = runner_context.task_env
-                process = fork(partial(call_child.run, *numbers, allow, env), streams)
+                process = processes.fork(partial(call_child.run, *numbers, allow, env), streams)
             else:
-                process = start(argv, streams, runner_context.env, runner_context.paths)
+                process = processes.start(argv, streams, runner_context.env, runner_context.paths)
         except BaseException:
             ours.close()
             theirs.close()

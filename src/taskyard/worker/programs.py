@@ -24,18 +24,10 @@ from taskyard.core.limits import NOTE_BYTES_MAX, SECOND_NS
 from taskyard.process.child import STATUS_UNKNOWN, status_text
 from taskyard.wire.environments import decode_environment, merged_variables
 from taskyard.wire.payloads import Command
+from taskyard.worker import processes
 from taskyard.worker.jobs import OUTPUT_TAIL_BYTES, Job, JobResult, cut_reason
 from taskyard.worker.output import ProgramOutput, SpooledOutput
-from taskyard.worker.processes import (
-    Pipe,
-    Process,
-    RunnerContext,
-    Streams,
-    SupervisedProcess,
-    job_env,
-    start,
-    task_env,
-)
+from taskyard.worker.processes import Pipe, Streams, SupervisedProcess
 from taskyard.worker.slots import Shares
 
 #: Output is read while a program runs, but not before this time. Most short programs have ended by
@@ -183,10 +175,10 @@ class Program(SupervisedProcess):
     def __init__(  # noqa: PLR0913  # parts of one process
         self,
         job: Job,
-        process: Process,
+        process: processes.Process,
         printed: ProgramOutput | SpooledOutput,
         pipes: Sequence[Pipe],
-        runner_context: RunnerContext,
+        runner_context: processes.RunnerContext,
         *,
         began_ns: int,
         final_statuses: Collection[int],
@@ -252,7 +244,7 @@ class UnusableStdin(OSError):
 def start_program(
     job: Job,
     command: Command,
-    runner_context: RunnerContext,
+    runner_context: processes.RunnerContext,
     env: Mapping[str, str],
     gpus: Shares,
 ) -> Program:
@@ -264,8 +256,8 @@ def start_program(
         **env,
         **runner_context.task_env,
         **(command.env or {}),
-        **task_env(job.name, job.attempt, job.campaign),
-        **job_env(job, gpus),
+        **processes.task_env(job.name, job.attempt, job.campaign),
+        **processes.job_env(job, gpus),
     }
     spool, selector = runner_context.spool, runner_context.selector
     printed = ProgramOutput() if spool is None else SpooledOutput(spool, job)
@@ -277,7 +269,7 @@ def start_program(
         ):
             streams, began_ns = Streams(stdin, stdout_end, stderr_end), runner_context.now_ns()
             paths = runner_context.paths
-            process = start(command.argv, streams, variables, paths, command.cwd)
+            process = processes.start(command.argv, streams, variables, paths, command.cwd)
     finally:
         if stdin != runner_context.dev_null:
             os.close(stdin)
