@@ -45,7 +45,7 @@ _BYTES_UNSENT_HALF_WORD: Final = 36
 #: An address of the family AF_UNSPEC. Connecting to it disconnects.
 _NOWHERE: Final = bytes(16)
 
-#: Longer waits sleep. Shorter ones spin.
+#: Longer waits sleep, and shorter waits spin.
 _WAIT_NS_MAX: Final = SECOND_NS // 5_000
 
 #: Linux constants for a packet filter with one instruction, which drops all packets.
@@ -82,7 +82,7 @@ COUNTED_BYTES_MIN: Final = 4 << 10
 WAITING_BYTES_MIN: Final = 1 << 20
 
 #: How long a released peer may take for its next bytes, in addition to the time of the hold. TCP
-#: resends at growing intervals: the next one is as long as all before.
+#: resends at growing intervals: the next interval is as long as all before.
 RESUME_NS: Final = 2 * SECOND_NS
 
 
@@ -130,10 +130,10 @@ class Arrivals(Struct, eq=False):
 
 
 class Connection(Struct, eq=False):
-    """One accepted connection, and the bytes of it that are not a whole message yet."""
+    """An accepted connection, and the bytes of it that are not a whole message yet."""
 
     descriptor: int
-    #: Distinguishes this connection from a later one with its descriptor.
+    #: Distinguishes this connection from a later connection with its descriptor.
     inode: int
     arrivals: Arrivals
     accepted_ns: int
@@ -152,9 +152,9 @@ class Connection(Struct, eq=False):
     unfinished_ns: int = 0
     #: Bytes that ZeroMQ has read and the broker has not received, as of the last sample.
     waiting: int = 0
-    #: All its whole messages were received, and the rest is one unfinished message.
+    #: All its whole messages were received. What is left is an unfinished message.
     is_drained: bool = True
-    #: By how much the estimate of taken bytes exceeds the received ones.
+    #: By how much the estimate of taken bytes exceeds the received bytes.
     overcount: int = 0
     #: Since when the kernel drops its packets. 0: it does not.
     held_ns: int = 0
@@ -210,7 +210,7 @@ class Connection(Struct, eq=False):
             self.waiting = max(0, waiting - waiting_bytes(self.descriptor))
 
     def count_received(self) -> int:
-        """Return the bytes received so far. For a local connection: those seen waiting."""
+        """Return the bytes received so far. For a local connection: the bytes seen waiting."""
         if not self.arrivals.is_local:
             return received_bytes(self.descriptor)
         return self.received + waiting_bytes(self.descriptor)
@@ -383,8 +383,8 @@ def received_segments(descriptor: int) -> int:
 
 
 def transferred_bytes(descriptor: int) -> tuple[int, int]:
-    """Return the bytes that a TCP connection has received, and those of what it sends that were
-    acknowledged while more wait. The second is 0 if nothing waits."""
+    """Return the bytes that a TCP connection has received, and how many of the sent
+    bytes were acknowledged while more wait. The second is 0 if nothing waits."""
     words = _tcp_info(descriptor)
     halves = ctypes.cast(words, ctypes.POINTER(ctypes.c_uint32))
     waits = halves[_SEGMENTS_UNACKNOWLEDGED_HALF_WORD] or halves[_BYTES_UNSENT_HALF_WORD]
@@ -412,7 +412,7 @@ def waiting_bytes(descriptor: int) -> int:
 
 
 def peer_address(descriptor: int) -> str:
-    """Return the peer's address and port, or the process of a local one. "" if unknown."""
+    """Return the peer's address and port, or its process if it is local. "" if unknown."""
     held = socket.socket(fileno=descriptor)
     try:
         if held.family == socket.AF_UNIX:
@@ -481,8 +481,8 @@ SEGMENT_BYTES_MIN: Final = 400
 #: Intervals without a byte that separate two messages. A link of 1 KiB/s has one between segments.
 QUIET_INTERVALS_MIN: Final = 2
 
-#: Intervals with a short message and no delivery. One message may be in transit, and lost packets
-#: make the segments of one interval look shorter.
+#: Intervals with a short message and no delivery. A message may be in transit, and lost packets
+#: make the segments of an interval look shorter.
 INTERVALS_MIN: Final = 3
 
 
@@ -491,7 +491,7 @@ class _Examined(Struct):
 
     received: int
     segments: int
-    #: Intervals without a byte since the last one with some.
+    #: Intervals without a byte since the last interval with some.
     quiet: int = 0
     #: Intervals in which a short message arrived.
     short: int = 0
@@ -532,7 +532,7 @@ class UnroutedPeers:
         return now_ns >= self._examine_at_ns
 
     def find(self, strangers: Iterable[Connection], now_ns: int) -> list[Connection]:
-        """Examine connections without a message. Return those that are not routed."""
+        """Examine connections without a message. Return the unrouted connections."""
         self._examine_at_ns = now_ns + EXAMINE_NS
         examined: dict[Connection, _Examined] = {}
         for one in strangers:

@@ -1,10 +1,10 @@
-"""A peer's channel to its broker: numbers requests, and resends those without a reply.
+"""A peer's channel to its broker: numbers requests, and resends requests without a reply.
 
 A request stays open until its reply arrives. It is sent again when the broker is a new process
 (which has lost the request), when ZeroMQ has reconnected (messages in transit are lost, and a reply
 that waits at the broker would go to the old connection), or when the reply is overdue. So every
 request must be idempotent, and in this dialect all are. A request that can't be sent is sent once
-there is a connection. A temporarily refused one is sent again after a pause that doubles each time.
+there is a connection. A temporarily refused request is sent again after a growing pause.
 
 `Channel` takes its socket and clock as arguments. `BlockingChannel` has both, for a thread that may
 wait for each reply. They know the numbering of requests, not their content.
@@ -127,8 +127,8 @@ class Channel:
         return self._number
 
     def note_waiting(self, number: int, *, waits: bool) -> None:
-        """Note whether an open request waits at the broker. Then its reply is not overdue. One that
-        waited before and does not any more was lost, and is sent again."""
+        """Note whether an open request waits at the broker. Then its reply is not overdue. A
+        request that waited before and does not any more was lost, and is sent again."""
         request = self._open.get(number)
         if request is None or not request.sent_ns:
             return
@@ -147,7 +147,7 @@ class Channel:
             request.wait_ns = request.wait_ns if wait_ns is None else wait_ns
 
     def drop(self, number: int) -> None:
-        """Drop a request. Its reply is ignored."""
+        """Drop a request, and ignore its reply."""
         self._open.pop(number, None)
         self._unsent.pop(number, None)
         self._later.pop(number, None)
@@ -212,13 +212,13 @@ class Channel:
         """Queue all open requests again: another broker process replies."""
         first, self._broker = not self._broker, broker
         for number, request in self._open.items():
-            # Before the first reply the receiver is unknown. A recent request went to this one.
+            # Before the first reply the receiver is unknown. A recent request went to this process.
             old = not first or self._last_reply_ns - request.sent_ns > PING_NS
             if old and number != answered:
                 self._unsent[number] = None
 
     def turn(self) -> None:
-        """Send queued requests, repeat overdue ones, and ping if there was no reply for long."""
+        """Send queued requests, and overdue requests again. Ping if no reply came for long."""
         now_ns = self._clock.monotonic_ns()
         if now_ns - self._counted_ns >= PING_NS:
             self._check_reconnected(now_ns)

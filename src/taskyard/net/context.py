@@ -35,7 +35,7 @@ _inherited: list[zmq.Context[zmq.Socket[bytes]]] = []
 def context(host: str = "") -> zmq.Context[zmq.Socket[bytes]]:
     """Return this process's context. The first call opens it and starts the ZAP thread.
 
-    With `host`, return the one for sockets that connect to this name. ZeroMQ resolves it in the
+    With `host`, return the context of sockets that connect to this name. ZeroMQ resolves it in the
     thread that serves all sockets of a context, and a name server that is down takes 10 s.
     """
     with _opening:
@@ -76,7 +76,7 @@ os.register_at_fork(
 
 
 def raise_file_limit() -> None:
-    """Raise the soft limit of open files to the hard one: every peer takes a descriptor."""
+    """Raise the soft limit of open files to the hard limit: every peer takes a descriptor."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         # Some systems report an endless limit and refuse that number. Then it stays as it is.
@@ -94,9 +94,9 @@ VERSION: Final = b"1.0"
 #: Version, request id, domain, address, routing id, mechanism. Credentials follow.
 _FRAMES_MIN: Final = 6
 
-#: Descriptors reserved for the rest of the process: the journal opens files, too, and
+#: Descriptors reserved for other parts of the process: the journal opens files, too, and
 #: ZeroMQ aborts when it can't accept on an ipc socket because none is left. A refused
-#: peer holds its descriptor during the handshake, so the reserve covers those as well.
+#: peer holds its descriptor during the handshake, so the reserve covers refused peers as well.
 DESCRIPTORS_KEPT_MAX: Final = 1_024
 #: Where the limit is small, this part of it is kept.
 DESCRIPTORS_KEPT_SHARE: Final = 4
@@ -127,7 +127,7 @@ def is_local(address: str) -> bool:
     return ipaddress.ip_address(address).is_loopback
 
 
-#: The rule of each domain and mechanism. Others are refused.
+#: The rule of each domain and mechanism. All other peers are refused.
 RULES: Final[dict[tuple[bytes, bytes], Callable[[str], bool]]] = {
     (LISTENING_DOMAIN, b"NULL"): is_local,
 }

@@ -1,8 +1,8 @@
-"""Endpoints: which ones are valid, the native one of a state directory, and listening on them.
+"""Endpoints: their forms, the native endpoint of a state directory, and listening on them.
 
-An endpoint is `ipc://PATH` or `tcp://ADDRESS:PORT`. One that other machines can reach needs keys:
-`is_remote` detects it, and `sockets.py` requires them. A broker listens on addresses only. A peer
-may also connect to a host name, because the key authenticates the broker. Imports no zmq.
+An endpoint is `ipc://PATH` or `tcp://ADDRESS:PORT`. Where other machines can reach it, it needs
+keys: `is_remote` detects it, and `sockets.py` requires them. A broker listens on addresses only. A
+peer may also connect to a host name, because the key authenticates the broker. Imports no zmq.
 
 A broker that may be at one of several addresses is written with plus signs between them:
 `tcp://a.example:6125+tcp://b.example:6125`. Peers find it: see `FailoverSocket`.
@@ -31,7 +31,7 @@ BACKLOG: Final = 4_096
 
 PORT_MAX: Final = 65_535
 
-#: Parent of the short directories. Not TMPDIR: broker and client may have different ones.
+#: Parent of the short directories. Not TMPDIR: broker and client may differ in it.
 SHORT_DIRECTORY = Path("/tmp")  # noqa: S108 - anybody may write there, so the owner and mode are checked
 
 #: 64 bits of a path's hash distinguish the state directories of one user.
@@ -127,7 +127,7 @@ def has_addresses(endpoint: str) -> bool:
 
 
 def is_remote(address: Tcp | Ipc) -> bool:
-    """Return whether other machines can reach an endpoint, or it is on one."""
+    """Return whether other machines can reach an address, or it is on another machine."""
     return isinstance(address, Tcp) and not address.is_loopback
 
 
@@ -248,7 +248,7 @@ class SocketFile(NamedTuple):
     inode: int
 
     def remove(self) -> None:
-        """Remove the file, unless another one has replaced it."""
+        """Remove the file, unless another file has replaced it."""
         with contextlib.suppress(FileNotFoundError):
             found = self.path.lstat()
             if (found.st_dev, found.st_ino) == (self.device, self.inode):
@@ -294,7 +294,7 @@ def reserve(address: Tcp) -> socket.socket:
         try:
             reserved.bind((address.host, address.port))
         except OSError:
-            # Old connections may linger. Others can bind it then, too, but only one can listen.
+            # Old connections may linger. Another process can bind it then, but not listen too.
             reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             reserved.bind((address.host, address.port))
     except OSError as error:
@@ -310,7 +310,7 @@ def _open_ipc(address: Ipc) -> ListeningDescriptor:
     _remove_stale_socket(path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(address.path)
-        # No peer can connect before it listens, so it is never open to others.
+        # No peer can connect before it listens, so it is never open to other users.
         path.chmod(PRIVATE_FILE)
         _listen(listener)
         found = path.lstat()
@@ -336,7 +336,7 @@ def _check_directory_private(directory: Path) -> None:
 
 
 def _remove_stale_socket(path: Path) -> None:
-    """Remove the file of a broker that ended without closing. Keep that of a live one."""
+    """Remove the file of a broker that ended without closing. Keep the file of a live broker."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:

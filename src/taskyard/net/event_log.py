@@ -2,7 +2,7 @@
 
 Peers of other machines are logged as info. Processes of this machine at a local socket are many
 short commands, and are logged as debug. Where keys are required, a peer counts as connected with
-its first message. One without a good key tries again and again: its address is logged once.
+its first message. A peer without a good key tries again and again: its address is logged once.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class EventLog:
             return
         more = self._count - LINES_MAX
         if more > 0:
-            self._write(f"{self._event}: not logged one by one", {"count": more})
+            self._write(f"{self._event}: not logged", {"count": more})
         self._began_ns, self._count = now_ns, 0
 
     def _write(self, event: str, fields: Mapping[str, object]) -> None:
-        # The text is an argument, because a "%" in it would be a place for one.
+        # The text is an argument, because a "%" in it would be taken for a placeholder.
         self._logger.log(self._level, "%s", event, extra={"fields": fields})
 
 
@@ -71,7 +71,7 @@ REFUSED_MAX: Final = 1_000
 
 _KEY_HINT: Final = "create one with `taskyard keys invite ROLE NAME`, and give it to the peer"
 
-#: Why a handshake failed, and what to do, at a listener that requires keys. Others are malformed.
+#: Why a handshake failed, and what to do, at a listener with keys. Any other is malformed.
 _REASONS: Final = {
     int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH): f"it has no key ({_KEY_HINT})",
     int(zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC): f"its key is for another broker ({_KEY_HINT})",
@@ -133,7 +133,7 @@ class PeerLog:
         reason = _UNKNOWN_KEY if kind == zmq.EVENT_HANDSHAKE_FAILED_AUTH else _REASONS.get(error)
         if not found.arrivals.has_keys and error == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:
             reason = _KEY_NOT_USED
-        # The host of one that has ended already is not known.
+        # The host of a connection that has ended already is not known.
         host = f"{addresses['address'].rpartition(':')[0]} {reason}"
         if reason is None or now_ns - self._refused.get(host, -REFUSED_NS) < REFUSED_NS:
             return

@@ -4,7 +4,7 @@ ZeroMQ keeps a message until its last frame arrives, and aborts when memory or d
 So the guard counts accepted connections, and checks memory many times a second. It cuts strangers
 (connections that never sent a whole message) when there are too many of them, and senders of
 unfinished messages when memory has grown, and peers that ZeroMQ does not route. It holds senders of
-many large messages until the broker has received those. A cut peer may reconnect. The guard reads
+many large messages until the broker has received these. A cut peer may reconnect. The guard reads
 no message and changes no durable state.
 """
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("taskyard.net")
 
-#: Events read from one listener before the next one is served.
+#: Events read from one listener before the next listener is served.
 EVENTS_MAX: Final = 100
 
 #: Strangers are cut with the gates shut once more than this part of the descriptors is in use.
@@ -332,7 +332,7 @@ class _Work:
     def _let_in(self) -> None:
         """Accept in pulses while peers wait at a gate. Open it when none does."""
         if self._ending:
-            return  # wait until ZeroMQ has closed those
+            return  # wait until ZeroMQ has closed cut connections
         waiting = [one.gate for one in self._listeners if one.gate.has_waiting()]
         if not waiting:
             self._open_gates()
@@ -458,7 +458,7 @@ class _Work:
             return
         admitted_ns = now_ns - accepted.HANDSHAKE_NS_MAX
         strangers = [one for one in self._strangers if not one.has_spoken]
-        # Those to be cut last go behind the others, because only the first ones are examined.
+        # The last to be cut go to the end, because only the beginning is examined.
         strangers.sort(key=lambda one: memory.merit(one, admitted_ns))
         self._strangers = dict.fromkeys(strangers)
         with_keys = [one for one in self._strangers if one.arrivals.has_keys]

@@ -50,7 +50,7 @@ class Signals:
     def __enter__(self) -> Self:
         self._reader, self._writer = open_pipe()
         try:
-            # The pipe holds 65,536 signals. Beyond that, the ones in it still wake the loop.
+            # The pipe holds 65,536 signals. Beyond that, its content still wakes the loop.
             self._wakeup_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         except BaseException:
             self._close_pipe()
@@ -138,7 +138,7 @@ _READ_BYTES: Final = 4096
 class ParentPipe:
     """A pipe, usually stdin, that the parent process holds open while it lives.
 
-    The kernel closes it when the parent ends, for whatever reason. Its content is ignored.
+    The kernel closes it when the parent ends, for whatever reason. The content is ignored.
     """
 
     def __init__(self, descriptor: int = 0) -> None:
@@ -197,9 +197,9 @@ class Poller:
 
     def __init__(self) -> None:
         self._poller = zmq.Poller()
-        #: The object that ZeroMQ returns, and the one that the caller added.
+        #: The source that the caller added, by the object that ZeroMQ returns.
         self._sources: dict[Any, ZmqSocket | int] = {}
-        #: Failover sockets, each with those of its own that are polled.
+        #: Failover sockets, each with its ZeroMQ sockets that are polled.
         self._failover: dict[FailoverSocket, tuple[zmq.Socket[bytes], ...]] = {}
         #: The failover socket that each polled monitor belongs to.
         self._monitors: dict[Any, FailoverSocket] = {}
@@ -266,7 +266,7 @@ class Poller:
         return sum(source.changes for source in self._failover)
 
     def _watch(self, source: FailoverSocket) -> None:
-        """Poll the present sockets of a source, and its former ones no more."""
+        """Poll the present sockets of a source, and its former sockets no more."""
         receiver = source.receiver
         wanted = source.monitors if receiver is None else (receiver, *source.monitors)
         watched = self._failover[source]
@@ -377,7 +377,7 @@ class Host:
         return self._signals.received()
 
     def is_orphaned(self) -> bool:
-        """Return whether the process that started this one has ended."""
+        """Return whether the process that started this process has ended."""
         return self._parent_pipe is not None and self._parent_pipe.is_closed()
 
     def run(self, program: HostedProgram) -> None:

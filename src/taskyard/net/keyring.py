@@ -2,7 +2,7 @@
 
 Works without a running broker or the state's lock. Every change is an atomic file replacement. A
 process with the directory open sees it at the next refresh, which is one `stat` while nothing has
-changed. It fails closed: if anything is unreadable or open to others, no key is accepted.
+changed. It fails closed: if anything is unreadable or open to other users, no key is accepted.
 
 A keyring belongs to one thread. Another thread creates its own.
 """
@@ -40,7 +40,7 @@ BROKER_FILE: Final = "broker.key"
 #: The suffix of key entries, after the fingerprint of the key. Other files are ignored.
 _ENTRY: Final = ".guest"
 
-#: Keys of one broker. All files are read when one has changed.
+#: Keys of one broker. All files are read after any change.
 KEYS_MAX: Final = 10_000
 
 #: File systems record times in steps of up to 10 ms. A directory that changed this recently may
@@ -91,7 +91,7 @@ class Keyring:
             self._seen = seen if is_aged else None
 
     def entries(self) -> list[KeyEntry]:
-        """Return all entries, revoked ones included, oldest first. Raise UserError."""
+        """Return all entries, with revoked entries, oldest first. Raise UserError."""
         try:
             keys.check_private(self.directory, self.directory.stat(), PRIVATE_DIRECTORY)
             paths = [path for path in self.directory.iterdir() if path.suffix == _ENTRY]
@@ -102,7 +102,7 @@ class Keyring:
         if len(paths) > KEYS_MAX:
             raise UnusableKey(
                 f"{self.directory}: {len(paths):,} keys, limit {KEYS_MAX:,} (remove files of "
-                "revoked ones)"
+                "revoked keys)"
             )
         entries: list[KeyEntry] = []
         for path in paths:
@@ -159,7 +159,7 @@ class Keyring:
             if len(entries) >= KEYS_MAX:
                 raise UnusableKey(
                     f"{self.directory}: limit of {KEYS_MAX:,} keys reached (remove files of "
-                    "revoked ones)"
+                    "revoked keys)"
                 )
             if any(one.name == name and not one.revoked_ns for one in entries):
                 raise UnusableKey(
@@ -263,7 +263,7 @@ class PeerKeys:
         self._reported: set[str] = set()
 
     def accept(self, route: bytes, connection: Connection, user: str) -> bool:
-        """Return whether a peer may send. Its key is remembered if so."""
+        """Return whether a peer may send, and remember its key if so."""
         if not self._is_valid(user):
             return False
         if self._connections.get(route) != connection:
@@ -276,7 +276,7 @@ class PeerKeys:
         return True
 
     def connection(self, route: bytes) -> Connection:
-        """Return the connection of a peer. One without an inode is closed or unknown."""
+        """Return the connection of a peer. Without an inode it is closed or unknown."""
         return self._connections.get(route, _UNKNOWN)
 
     def is_accepted(self, connection: Connection) -> bool:

@@ -1,8 +1,8 @@
 """Key files: the key of a peer, its invitation, the broker's entry of it, and the broker's key.
 
-A key file must belong to the user, mode 0600: a file that others can read is no secret, and one
-that others can write is no proof. No secret appears in a message, a log or a `repr`. Which keys are
-valid is decided by `keyring.py`.
+A key file must belong to the user, mode 0600: a file that other users can read is no
+secret, and a file that they can write is no proof. No secret appears in a message, a log or a
+`repr`. Which keys are valid is decided by `keyring.py`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NAME_RULE: Final = "1 to 64 letters, digits, dots, dashes and underscores, no si
 _Z85 = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 _KEY_BYTES: Final = 32
 
-#: A key file has a few hundred bytes. A longer one is something else.
+#: A key file has a few hundred bytes. A longer file is something else.
 FILE_BYTES_MAX: Final = 16_384
 
 #: Characters of the hash: enough to distinguish keys, and to compare by telephone.

@@ -87,7 +87,7 @@ def memory_limits(root: Path = _ROOT) -> list[int]:
 
 
 def control_groups(root: Path, controller: str) -> Iterator[Path]:
-    """Yield the control group of this process for a controller, and those above it."""
+    """Yield the control group of this process for a controller, and the groups above it."""
     for line in read_text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controller in controllers.split(","):
@@ -136,7 +136,7 @@ def return_memory() -> None:
 MIB: Final = 1 << 20
 
 #: The shortest and the longest interval of looks in normal operation: a flood of tiny frames takes
-#: 30 and 120 MiB in this time. Between them it is the time in which one takes half of the budget.
+#: 30 and 120 MiB in this time. Between them it is the time in which a flood takes half the budget.
 LOOK_MS: Final = 50
 LOOK_MS_MAX: Final = 200
 #: Bytes that a flood of tiny frames takes in a millisecond.
@@ -160,7 +160,7 @@ WAITING_SHARE: Final = 2
 CONNECTION_BYTES: Final = 96 << 10
 #: All connections may take this part of the memory, strangers half of that.
 CONNECTIONS_SHARE: Final = 4
-#: Connections over TCP leave this part to local ones: the owner of a broker always gets in.
+#: Connections over TCP leave this part to local connections: the owner of a broker always gets in.
 LOCAL_SHARE: Final = 8
 
 #: Strangers may take this part of the descriptors.
@@ -171,7 +171,7 @@ DESCRIPTORS_FREE_MAX: Final = 2_048
 
 #: The bytes of a greeting in ZMTP 3. Peers that sent fewer are cut first.
 GREETING_BYTES: Final = 64
-#: Strangers examined to find a silent one. The oldest are the most likely.
+#: Strangers examined to find a silent peer. The oldest are the most likely.
 STRANGERS_TRIED_MAX: Final = 64
 
 #: An empty frame takes 2 bytes on the wire and 64 in ZeroMQ's queue. Of local connections, only the
@@ -268,7 +268,7 @@ class ConnectionLimits(Struct, frozen=True):
 
 
 def wait_ms_after(cpu_ns: int, *, is_error: bool, look_ms: int = LOOK_MS) -> int:
-    """Return the milliseconds until the next check, after one that took this much CPU time.
+    """Return the milliseconds until the next check, by the CPU time of the last check.
 
     The time that passed does not count. On a busy machine a check may be suspended, and memory
     would run out during a rest in proportion to that.
@@ -283,10 +283,10 @@ def backlog_bytes(connections: list[Connection]) -> int:
 
 
 def backlog_of(connections: list[Connection], budget: int) -> list[Connection]:
-    """Choose the connections to hold: those with the most bytes that are not received yet.
+    """Choose the connections to hold: the senders of most bytes that are not received yet.
 
-    Empty unless all waiting messages exceed the budget. A connection with only an unfinished one
-    is not held, because nothing of it could be received in the meantime.
+    Empty unless all waiting messages exceed the budget. A connection with only an unfinished
+    message is not held, because nothing of it could be received in the meantime.
     """
     if backlog_bytes(connections) <= budget:
         return []
@@ -318,9 +318,9 @@ def _amplification(connection: Connection) -> int:
 def stranger_to_cut(strangers: Iterable[Connection], admitted_ns: int) -> Connection | None:
     """Choose the stranger to cut when there are too many. The oldest are given first.
 
-    One without a greeting comes first. Those with keys that were accepted before `admitted_ns` come
-    late: their handshake is over, so they have a key, and may be sending a long message. Local ones
-    come last, because one may be the owner of the broker.
+    A stranger without a greeting comes first. Strangers with keys that were accepted before
+    `admitted_ns` come late: their handshake is over, so they may be sending a long message. Local
+    strangers come last, because one may be the owner of the broker.
     """
     tried: list[Connection] = []
     for found in itertools.islice(strangers, STRANGERS_TRIED_MAX):

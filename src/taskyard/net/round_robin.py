@@ -22,7 +22,7 @@ RESEND_NS: Final = SECOND_NS // 10
 
 
 class SendQueue:
-    """Sends messages over one transport, and keeps those that it can't send yet."""
+    """Sends messages over one transport, and keeps messages that it can't send yet."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -34,7 +34,7 @@ class SendQueue:
         return bool(self._unsent)
 
     def send(self, frames: Sequence[bytes]) -> None:
-        """Send a message after those that wait."""
+        """Send a message after the messages that wait."""
         self._unsent.append(frames)
         self.flush()
 

@@ -1,6 +1,6 @@
 """Opens ZeroMQ sockets that never block, with the options of one address: listeners and peers.
 
-The socket itself is in `zmq_socket.py`, and the one that connects in `FailoverSocket`.
+The socket itself is in `zmq_socket.py`, as are the sockets that connect.
 """
 
 import contextlib
@@ -57,7 +57,7 @@ class PeerListener(ZmqSocket):
     many unread bytes is not sent.
     """
 
-    #: The connection of the last message. Its inode is 0 if it was closed by then.
+    #: The connection of the last message. The inode is 0 if it was closed by then.
     connection = (0, 0)
 
     def __init__(
@@ -87,7 +87,7 @@ class PeerListener(ZmqSocket):
         return bool(inode) and inode_of(descriptor) == inode
 
     def cut(self, connection: tuple[int, int]) -> None:
-        """Disconnect a peer. Its own socket reconnects."""
+        """Disconnect a peer, whose socket reconnects."""
         if self._arrivals is not None:
             self._cutter.cut(Connection(*connection, self._arrivals, 0), is_named=False)
 
@@ -125,7 +125,7 @@ class CurvePeerListener(PeerListener):
         return False
 
     def is_open(self, connection: tuple[int, int]) -> bool:
-        """Return whether a connection is still open. One with a revoked key is cut."""
+        """Return whether a connection is still open. With a revoked key it is cut."""
         if self.keys.is_accepted(connection):
             return super().is_open(connection)
         self.cut(connection)
@@ -140,7 +140,7 @@ def _user_of(frame: zmq.Frame) -> str:
         return ""  # no key
 
 
-def listen(  # noqa: PLR0913  # the last ones are named
+def listen(  # noqa: PLR0913  # most are named
     endpoint: str,
     keyring: Keyring | None = None,
     *,
@@ -243,7 +243,7 @@ def connect_by_name(endpoint: str, suffix: str, key: PeerKey | None = None) -> Z
 
 
 def connect_as(endpoint: str, identity: bytes, key: PeerKey | None = None) -> ZmqSocket:
-    """Open a ROUTER with this routing id, like `connect_by_name`. Empty: ZeroMQ assigns one."""
+    """Open a ROUTER with this routing id, like `connect_by_name`. Empty: ZeroMQ assigns an id."""
     addresses = _peer_addresses(endpoint, key)
     options = ROUTER_CONNECT_OPTIONS
     if identity:
@@ -279,7 +279,7 @@ def _dial(
 
 
 def _peer_addresses(endpoint: str, key: PeerKey | None) -> tuple[Ipc | Tcp, ...]:
-    """Return the addresses to connect to. Raise UserError if one needs a key."""
+    """Return the addresses to connect to. Raise UserError if a key is missing."""
     addresses = endpoints.parse_addresses(endpoint)
     if key is None and any(map(endpoints.is_remote, addresses)):
         raise UnusableKey(

@@ -83,8 +83,8 @@ class ZmqSocket:
     def receive(self) -> list[bytes] | None:
         """Return the frames of the next message, on a listener with the route first, or None.
 
-        A message of over FRAMES_MAX frames is read to its end, counted and dropped. After one that
-        took long to read, None is returned although more messages may be there.
+        A message of over FRAMES_MAX frames is read to its end, counted and dropped. After a message
+        that took long to read, None is returned although more may be there.
         """
         receive_frame, arrivals = self._receive_frame, self._arrivals
         while True:
@@ -148,7 +148,7 @@ class ZmqSocket:
         return False
 
     def _pass_over(self, frame: zmq.Frame) -> None:
-        """Drop the rest of a message that there is no memory for. The guard disconnects its sender,
+        """Drop a message that there is no memory for. The guard disconnects its sender,
         which may send it again."""
         self._note_refused(frame)
         self.dropped += 1
@@ -160,8 +160,7 @@ class ZmqSocket:
             self._arrivals.refused.append(int(frame.get(DESCRIPTOR)))
 
     def _receive_rest(self, frames: list[bytes], frame: zmq.Frame) -> bool:
-        """Count a large frame, and receive those after it. Return whether all were kept. A message
-        arrives whole."""
+        """Count a large frame, and receive the frames after it. Return whether all were kept."""
         if len(frames[-1]) >= COUNTED_BYTES_MIN and self._arrivals is not None:
             self._arrivals.note_bytes(frame.get(DESCRIPTOR), len(frames[-1]))
         room = FRAMES_MAX - len(frames)
@@ -243,10 +242,10 @@ class ZmqSocket:
 #: After this time without a reply, check whether the broker has refused the key.
 ACCEPT_CHECK_NS: Final = SECOND_NS // 4
 
-#: If some addresses refuse the key, the others have this time to accept it.
+#: If some addresses refuse the key, the other addresses have this time to accept it.
 REFUSED_NS: Final = 3 * SECOND_NS
 
-#: How often a connection is checked, and how many checks in a row find a silent one. A live broker
+#: How often a connection is checked, and how many checks in a row find it silent. A live broker
 #: answers a heartbeat every second. Checks are counted, because this process may have been stopped.
 CHECK_NS: Final = SECOND_NS // 2
 SILENT_CHECKS: Final = 4
@@ -396,7 +395,7 @@ class FailoverSocket(ZmqSocket):
         self._name = self.endpoint.encode() if is_router else b""
         self._addresses = {str(one): one for one in addresses}
         self._dial = dial
-        #: The connected socket. It is also the one of a silent connection.
+        #: The connected socket. It may be silent.
         self._current: CountingSocket | None = None
         self._current_connections = 0
         self._progress: _Progress | None = None
@@ -408,7 +407,7 @@ class FailoverSocket(ZmqSocket):
         self._unsent: deque[tuple[Sequence[bytes], bytes | zmq.Frame | None]] = deque()
         #: When to call `advance` if no monitor has an event.
         self.advance_at_ns = 0
-        #: The sockets to poll: monitors, and the one that receives messages.
+        #: The sockets to poll: monitors, and the socket that receives messages.
         self.monitors: tuple[zmq.Socket[bytes], ...] = ()
         self.receiver: zmq.Socket[bytes] | None = None
         #: Grows when a connection is made or lost.
@@ -465,7 +464,7 @@ class FailoverSocket(ZmqSocket):
                 self._use(current)
 
     def _search(self) -> None:
-        """Try all addresses, except the one of a silent connection."""
+        """Try all addresses, except that of a silent connection."""
         self._searches_since_ns = time.monotonic_ns()
         self._dial_addresses()
         self._note_sockets()
@@ -482,7 +481,7 @@ class FailoverSocket(ZmqSocket):
                     return
 
     def _use(self, wire: CountingSocket) -> None:
-        """Use a connected socket, and close all others."""
+        """Use a connected socket, and close all other sockets."""
         former, self._current, self._is_silent = self._current, wire, False
         if wire is not former:
             self._connections += 1

@@ -38,11 +38,11 @@ class Machine(Struct, frozen=True):
     memory: int = 0
     #: The ids of its GPUs.
     gpus: tuple[str, ...] = ()
-    #: Others, which only a user can name.
+    #: Other resources, which only a user can name.
     others: Resources = ()
 
     def resources(self) -> Resources:
-        """Return all of them by name, without those that there are none of."""
+        """Return all of them by name, if there are any."""
         amounts = {**dict(self.others), CPUS: self.cpus, MEMORY: self.memory}
         amounts[GPUS] = len(self.gpus) * UNIT
         return tuple(sorted((name, amount) for name, amount in amounts.items() if amount))
@@ -51,7 +51,7 @@ class Machine(Struct, frozen=True):
         """Return the share of one of `count` workers.
 
         Cores and memory in equal parts. GPUs and other resources in turn, each as a whole. Names of
-        others stay with an amount of 0, so that `arguments` overrides settings.
+        other resources stay with an amount of 0, so that `arguments` overrides settings.
         """
         others = tuple((name, _whole_share(amount, index, count)) for name, amount in self.others)
         return Machine(self.cpus // count, self.memory // count, self.gpus[index::count], others)
@@ -68,7 +68,7 @@ class Machine(Struct, frozen=True):
 
 
 def _whole_share(amount: int, index: int, count: int) -> int:
-    """Return a part of an amount in whole units. The first one gets the fraction."""
+    """Return a part of an amount in whole units. The first part gets the fraction."""
     units, fraction = divmod(amount, UNIT)
     return (units // count + (index < units % count)) * UNIT + (0 if index else fraction)
 
@@ -118,7 +118,7 @@ def _memory(root: Path) -> int:
 def gpu_ids(root: Path, env: Mapping[str, str]) -> tuple[str, ...]:
     """Return the ids of the GPUs that this process may use.
 
-    Those of CUDA_VISIBLE_DEVICES if it is set, else as many as there are devices.
+    They are from CUDA_VISIBLE_DEVICES if it is set, else as many as there are devices.
     """
     visible = env.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:

@@ -43,7 +43,7 @@ UP_FILE: Final = "up.pid"
 #: Locked by a `map` or `run` that has started its own broker, or is about to.
 LOCAL_FILE: Final = "local.pid"
 
-#: In `LOCAL_FILE`: the broker was stopped on purpose, so no other command should start one.
+#: In `LOCAL_FILE`: the broker was stopped on purpose, so no other command should start a broker.
 _STOPPED: Final = b"stopped"
 
 #: Ends the name of a file that a `map` locks, after the name of its campaign.
@@ -82,7 +82,7 @@ def live_writer(path: Path) -> int | None:
 
 
 def is_running(pid: int) -> bool:
-    """Return whether a process runs. One that has ended but was not reaped does not."""
+    """Return whether a process runs. If it has ended and was not reaped, it does not."""
     try:
         os.kill(pid, 0)
         state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
@@ -130,7 +130,7 @@ def hold_up_lock(state: Path) -> Iterator[None]:
 
 
 def is_orphaned(state: Path) -> bool:
-    """Return whether the last command with its own broker was killed. Its broker ends as well."""
+    """Return whether the last command with its own broker was killed. The broker ends as well."""
     try:
         return (state / LOCAL_FILE).read_bytes().strip().isdigit()
     except OSError:
@@ -228,7 +228,7 @@ class BrokerWatch:
         self._missed: float | None = None
 
     def is_away(self) -> bool:
-        """Return whether the broker that was seen last has ended, and no other one runs."""
+        """Return whether the broker that was seen last has ended, and no other broker runs."""
         pid = live_writer(self._state / LOCK_FILE)
         self._pid = pid or self._pid
         return pid is None and self._pid != 0

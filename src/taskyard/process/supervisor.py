@@ -2,7 +2,7 @@
 
 Owns which commands run, by which policy each is restarted, and the order of stopping: workers
 before the broker. Workers keep their names. A restarted worker reports the death of its
-predecessor, so the broker reassigns that one's tasks at once.
+predecessor, so the broker reassigns its tasks at once.
 
 Children run as commands: this module imports nothing of the broker or the worker.
 """
@@ -71,9 +71,9 @@ class RestartPolicy(Struct, frozen=True):
 def incarnation_options(*, owns_name: bool = False) -> Iterator[tuple[str, ...]]:
     """Yield options for the starts of one worker, each with the next incarnation number.
 
-    A start reports to the broker that all earlier ones have ended: take the options only then. With
-    `owns_name`, earlier ones are also those of earlier supervisors. Their workers have ended with
-    them. Numbers from the wall clock are above theirs.
+    A start reports to the broker that all earlier workers have ended: take the options only then.
+    With `owns_name`, these include the workers of earlier supervisors, which have ended with them.
+    Numbers from the wall clock are above theirs.
     """
     number = time.time_ns() if owns_name else 1 + secrets.randbits(_INCARNATION_BITS)
     first = 1 if owns_name else number
@@ -84,7 +84,7 @@ def incarnation_options(*, owns_name: bool = False) -> Iterator[tuple[str, ...]]
 class ManagedProcess:
     """A child that a thread restarts by its policy until it is stopped."""
 
-    def __init__(  # noqa: PLR0913  # the last ones are named
+    def __init__(  # noqa: PLR0913  # most are named
         self,
         name: str,
         arguments: Sequence[str],
@@ -251,7 +251,7 @@ def ignore(*_event: object) -> None:
 #: A stop that takes longer is explained in the log.
 STOP_NOTICE_SECONDS: Final = 1.0
 
-#: A worker that exits with 2 later than this has lost its name to another process. Its options
+#: A worker that exits with 2 later than this has lost its name to another process. The options
 #: were good.
 NAME_REFUSAL_SECONDS: Final = 2.0
 
@@ -260,7 +260,7 @@ NAME_REFUSAL_SECONDS: Final = 2.0
 BROKER_POLICY: Final = RestartPolicy((*RestartPolicy().final_statuses, ExitCode.STORE_IN_USE))
 WORKER_POLICY: Final = RestartPolicy(final_seconds_max=NAME_REFUSAL_SECONDS)
 
-#: The page comes last on a busy machine. One that fails at its start should not take much time.
+#: The page comes last on a busy machine. If it fails at its start, it should not take much time.
 PAGE_POLICY: Final = RestartPolicy(delay_seconds_max=60.0)
 
 
@@ -280,7 +280,7 @@ class WorkerSpec(Struct, frozen=True):
     passes_output: bool = False
     #: Calls after which a process for functions is replaced. 0: never.
     calls_max: int = 0
-    #: The resources that all workers share. None: those of this machine.
+    #: The resources that all workers share. None: the machine's.
     machine: Machine | None = None
     #: Slots of all workers together, in place of `slots`.
     jobs: int | None = None
@@ -291,7 +291,7 @@ class WorkerSpec(Struct, frozen=True):
         return whole.share(number - 1, self.workers)
 
     def slots_of(self, number: int = 1) -> int | None:
-        """Return the slots of the worker with this number. The first one has the most."""
+        """Return the slots of the worker with this number. The first worker has the most."""
         if self.jobs is None:
             return self.slots
         each, more = divmod(self.jobs, self.workers)
@@ -394,7 +394,7 @@ class Supervisor:
             managed.fork(run)
 
     def start_workers(self, worker_spec: WorkerSpec) -> None:
-        """Start workers, unless they were forked before: then start those."""
+        """Start workers, or let forked workers begin."""
         if not self.workers:
             self._make_workers(worker_spec)
         for worker in self.workers:
@@ -413,7 +413,7 @@ class Supervisor:
     def start_page(self, descriptor: int, secret: bytes) -> None:
         """Start the page, on a socket that listens. It ends after the workers.
 
-        Socket and secret stay those of this process, so addresses are good after a restart of the
+        Socket and secret belong to this process, so addresses are good after a restart of the
         page. The secret is written to its stdin, because other users see arguments.
         """
         arguments = ["web", "--state", str(self._state), "--inherited", str(descriptor)]
@@ -432,7 +432,7 @@ class Supervisor:
     def _on_page_ended(self, descriptor: int) -> None:
         """Say that there is no page any more. It has printed the reason.
 
-        Its address refuses connections from now on. Browsers would wait for ever.
+        The address refuses connections from now on. Browsers would wait for ever.
         """
         if self.page is not None and not self.page.is_stopping:
             with socket.socket(fileno=os.dup(descriptor)) as listening:
@@ -468,7 +468,7 @@ class Supervisor:
         """Stop the workers and then the broker.
 
         Running tasks finish first. Without `finish_running`, or after an interrupt, they are ended
-        and returned. One more interrupt kills everything.
+        and returned. Another interrupt kills everything.
         """
         self._is_stopping = True
         for managed in (*self.workers, self.broker):
@@ -505,7 +505,7 @@ class Supervisor:
         for managed in started:
             managed.stop()
             if not finish_running:
-                # A second signal ends the tasks. Two of the same kind could become one.
+                # A second signal ends the tasks. Two of the same kind could merge.
                 managed.signal(signal.SIGINT)
         until = time.monotonic() + STOP_NOTICE_SECONDS
         for managed in started:

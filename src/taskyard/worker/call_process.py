@@ -1,11 +1,11 @@
 """Tasks of `call` and `pickle`: functions, called in Python processes that are kept.
 
-A child runs one call at a time. Its output between a call and the result belongs to that call. A
+A child runs one call at a time. All output between a call and the result belongs to that call. A
 child that dies or is ended fails its call, and a new child replaces it. Threads and globals that a
 call leaves behind stay until the process ends.
 
-A child whose calls are short gets the next ones ahead, so that it need not wait for the worker. It
-receives one at a time. The worker holds the child's end of the socket too: it takes back those that
+A child whose calls are short gets the next calls ahead, so that it need not wait for the worker. It
+receives one at a time. The worker holds the child's end of the socket too: it takes back calls that
 wait as soon as a call takes long. Meanwhile the worker does not read the child's output. The child
 marks a result whose call has printed, and goes on when that output was read.
 
@@ -44,7 +44,7 @@ from taskyard.worker.jobs import (
     no_room_retry_ns,
 )
 from taskyard.worker.processes import SupervisedProcess
-from taskyard.worker.slots import Shares
+from taskyard.worker.slots import DeviceParts
 
 #: `-P` keeps the current directory off `sys.path`: a user's `json.py` must not replace Python's.
 _PROGRAM: Final = ("-P", "-m", "taskyard.worker.call_child")
@@ -53,7 +53,7 @@ _PROGRAM: Final = ("-P", "-m", "taskyard.worker.call_child")
 _REPLY_BYTES_MAX: Final = PICKLED_BYTES_MAX + READ_BYTES_MAX
 
 
-#: A call is short below this time, and long after the other one.
+#: A call is short below this time, and long above the second time.
 _SHORT_CALL_NS: Final = SECOND_NS // 500
 _LONG_CALL_NS: Final = SECOND_NS // 50
 
@@ -108,14 +108,14 @@ class CallProcess(SupervisedProcess):
         self._output = output
         self._pipe = pipe
         self._inbox = call_frames.FrameBuffer()
-        #: Jobs that were sent after the current one.
+        #: Jobs that were sent after the current job.
         self.ahead: deque[Job] = deque()
         #: Called with jobs that were sent ahead and have not begun.
         self.on_returned: Callable[[Sequence[Job]], None] = _ignore
         #: Called when its call waits for other tasks, and when it goes on.
         self.on_wait: Callable[[CallProcess], None] = _ignore
         self.on_resume: Callable[[CallProcess], None] = _ignore
-        #: Its call waits for other tasks, or for its slots after that.
+        #: The call waits for other tasks, or for its slots after that.
         self._is_waiting = False
         #: Since when it has no job, by the monotonic clock.
         self.idle_since_ns = runner_context.now_ns()
@@ -123,7 +123,8 @@ class CallProcess(SupervisedProcess):
         self._short_count = 0
         #: Calls until it exits. None: it does not.
         self.calls_left: int | None = None
-        #: The rest of a call that did not fit the socket's buffer. A view, so nothing is copied.
+        #: What is left of a call that did not fit the socket's buffer. A view, so nothing is
+        #: copied.
         self._unsent = memoryview(b"")
         self._is_ready = False
         self._is_connected = True
@@ -139,7 +140,7 @@ class CallProcess(SupervisedProcess):
             self._close_socket()
         return is_idle
 
-    def call(self, job: Job, gpus: Shares) -> None:
+    def call(self, job: Job, gpus: DeviceParts) -> None:
         """Start a job with parts of GPUs. Only for a process that is free."""
         self._assign(job)
         self.gpus = gpus
@@ -159,7 +160,7 @@ class CallProcess(SupervisedProcess):
         return min(self._short_count // _SHORT_PER_AHEAD, _AHEAD_MAX) if can else 0
 
     def call_ahead(self, job: Job) -> None:
-        """Send a small job while the current one runs."""
+        """Send a small job while the current job runs."""
         self._pipe.unwatch()  # first: the output from now on may be of another job
         self.watch_at_ns = self._context.now_ns() + _LONG_CALL_NS
         try:
@@ -170,7 +171,7 @@ class CallProcess(SupervisedProcess):
             self.ahead.append(job)
 
     def give_slots_back(self) -> None:
-        """Use no slots while its call waits. Its memory and GPUs stay."""
+        """Use no slots while its call waits. The memory and GPUs stay."""
         self.slots = 0
 
     def resume(self) -> None:
@@ -181,7 +182,7 @@ class CallProcess(SupervisedProcess):
             os.write(self._resuming, call_frames.RESUME)
 
     def watch(self) -> None:
-        """Take back the jobs that have not begun, and read the output of the current one."""
+        """Take back the jobs that have not begun, and read the output of the current job."""
         self.watch_at_ns = None
         self._short_count = 0
         # In this order: a result is sent before the next call is received.
@@ -192,7 +193,7 @@ class CallProcess(SupervisedProcess):
     def _take_back(self) -> None:
         """Take back the jobs that the child has not received.
 
-        Meanwhile it may receive one that follows others that were taken back.
+        Meanwhile it may receive a call that follows returned calls.
         """
         taken = self._take_unread()
         if self.job is None or not taken:
@@ -200,7 +201,7 @@ class CallProcess(SupervisedProcess):
         sent = [self.job, *self.ahead]
         returned = [job for job in sent if job.key in taken]
         begun = [job for job in sent if job.key not in taken]
-        if not begun:  # the current one has not begun either
+        if not begun:  # the current job has not begun either
             begun, returned = sent[:1], sent[1:]
             self._send(_frame(self.job))
         elif begun[0] is not self.job:
@@ -293,7 +294,7 @@ class CallProcess(SupervisedProcess):
         elif notice == call_frames.WAIT:
             self._is_waiting = True
             if self.watch_at_ns is not None:
-                self.watch()  # no call waits behind one that waits
+                self.watch()  # no call waits behind a waiting call
             self.on_wait(self)
         else:
             self.on_resume(self)
@@ -343,7 +344,7 @@ class CallProcess(SupervisedProcess):
             self.due_ns = self._context.now_ns() + KILL_GRACE_NS
 
     def _begin_next(self) -> None:
-        """Make the first job that was sent ahead the current one."""
+        """Make the first job that was sent ahead the current job."""
         job = self.ahead.popleft()
         self._assign(job)
         self._output.clear()
@@ -380,7 +381,7 @@ def _appended(output: Content, end: bytes) -> Content:
     return output + end
 
 
-def _frame(job: Job, gpus: Shares | None = None) -> memoryview:
+def _frame(job: Job, gpus: DeviceParts | None = None) -> memoryview:
     env = processes.job_env(job, gpus or {})
     call = CallFrame(job.name, job.attempt, job.payload, job.campaign, env, job.inputs)
     return memoryview(call_frames.pack(call))

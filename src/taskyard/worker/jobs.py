@@ -1,4 +1,4 @@
-"""Jobs, their results and their output, as the loops and the runners exchange them.
+"""Jobs, their results and their limits, as the loops and the runners exchange them.
 
 A job is one attempt at a task. Output has bounded memory. Knows no processes and no messages.
 """
@@ -25,10 +25,10 @@ PICKLED_BYTES_MAX: Final = PAYLOAD_BYTES_MAX
 #: The end of a task's output, which mostly shows the problem.
 OUTPUT_TAIL_BYTES: Final = 16 << 10
 
-#: The last line of output in a reason. The rest is in the output.
+#: The last line of output in a reason. The whole is in the output.
 LAST_LINE_BYTES_MAX: Final = 500
 
-#: One read from a pipe: its usual capacity, so that no task delays the others.
+#: A read from a pipe: its usual capacity, so that no task delays other tasks.
 READ_BYTES_MAX: Final = 64 << 10
 
 #: Between SIGTERM and SIGKILL, for cleanup.
@@ -40,10 +40,10 @@ CHILD_START_NS_MAX: Final = 60 * SECOND_NS
 #: An agent that holds tasks and sends nothing for this time hangs. Longer tasks send comments.
 AGENT_HUNGER_NS_MAX: Final = 3600 * SECOND_NS
 
-#: An idle agent exits after this time. A new one starts when needed.
+#: An idle agent exits after this time. A new agent starts when needed.
 AGENT_IDLE_NS_MAX: Final = 180 * SECOND_NS
 
-#: A hungry agent is notified after this time that no task waits: the next one takes a moment to
+#: A hungry agent is notified after this time that no task waits: the next task takes a moment to
 #: come from the broker.
 AGENT_IDLE_NOTICE_NS: Final = SECOND_NS // 10
 
@@ -75,7 +75,7 @@ NO_ROOM_RETRIES_MAX: Final = 60
 
 
 class Job(Struct, frozen=True):
-    """One attempt at a task, as the broker assigned it."""
+    """An attempt at a task, as the broker assigned it."""
 
     name: bytes
     attempt: int

@@ -45,9 +45,9 @@ _SHUTDOWN: Final = b"the worker shuts down"
 
 
 class NativeWorkerLoop:
-    """One worker, connected to one broker."""
+    """A worker that is connected to one broker."""
 
-    #: Another live process holds the name: no tasks until the broker gives it to this one.
+    #: Another live process holds the name: no tasks until the broker gives it to this process.
     waits_for_name = False
     #: Why the broker gave the name to another process for good. Empty otherwise.
     name_lost = ""
@@ -60,7 +60,7 @@ class NativeWorkerLoop:
     #: The `Exit` in flight. 0: none.
     _exit_request = 0
 
-    def __init__(  # noqa: PLR0913  # the last ones are named
+    def __init__(  # noqa: PLR0913  # most are named
         self,
         settings: WorkerSettings,
         channel: Channel,
@@ -126,7 +126,7 @@ class NativeWorkerLoop:
             self._progress.printed[job.key] = printed
 
     def shut_down(self) -> None:
-        """Take no more tasks, return those not started, and exit when no task is held."""
+        """Take no more tasks, return tasks not started, and exit when no task is held."""
         if not self.stopping:
             self._requests.is_closed = True
             self._held.give_back(self._inputs.unstarted(), _SHUTDOWN)
@@ -326,7 +326,8 @@ class NativeWorkerLoop:
             self._held.give_back(self._runner.withdraw(excess), reason)
 
     def _leave(self) -> None:
-        """Send `Exit` as the last request: an older one that is sent again would register anew."""
+        """Send `Exit` as the last request: an older request that is sent again would register
+        anew."""
         self._channel.drop_all()
         name, incarnation = self.settings.name, self.settings.incarnation
         self._exit_request = self._channel.request(

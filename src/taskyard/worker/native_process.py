@@ -1,8 +1,8 @@
 """The native worker as a process: socket, runner, announcements and logs around its loop.
 
 With several brokers there is a worker for each, and they share the slots of the process. Without a
-broker the worker waits for one. During a shutdown it waits for a limited time only: the
-tasks that it could not report run again when their leases expire.
+broker the worker waits. During a shutdown it waits for a limited time only: tasks that it could not
+report run again when their leases expire.
 """
 
 from __future__ import annotations
@@ -45,16 +45,18 @@ class Announcer:
         self._name = name
         self._announce = announce
         self._peer = peer
-        #: The last announcement for each endpoint: the place that answers, or that none does.
+        #: The last announcement for each endpoint: the address that answers, or that none does.
         self._answering: dict[str, str] = {}
 
-    def connection(self, endpoint: str, *, connected: bool, missing: bool, place: str = "") -> None:
+    def connection(
+        self, endpoint: str, *, connected: bool, missing: bool, address: str = ""
+    ) -> None:
         """Announce once that a broker answers, and once that it is `missing`.
 
-        A broker may be neither: it has not answered yet, and it is too early to miss it. One of
-        several places is announced again at another `place`.
+        A broker may be neither: it has not answered yet, and it is too early to miss it. If it
+        has several addresses, it is announced again at another `address`.
         """
-        found = (place or self._answering.get(endpoint) or endpoint) if connected else ""
+        found = (address or self._answering.get(endpoint) or endpoint) if connected else ""
         if found == self._answering.get(endpoint) or not (connected or missing):
             return
         self._answering[endpoint] = found
@@ -115,7 +117,7 @@ class WorkerMonitor:
         self.wake_at_ns = loop.wake_at_ns
         self._channel = channel
         self._runner = runner
-        #: Its name in logs, with the broker if there are several.
+        #: The name in logs, with the broker if there are several.
         self.log_name = shown(loop.settings.name)
         self._announcer = Announcer(self.log_name, announce)
         self._refusal_logged = ""
@@ -132,16 +134,16 @@ class WorkerMonitor:
         is_same = loop.waits_for_name == self._waits_for_name
         return is_same and time.monotonic_ns() < self._check_due_ns
 
-    def after_turn(self, endpoint: str, place: str = "") -> None:
-        """Announce and log changes of the turn. `place` is the present one of a broker that has
-        several.
+    def after_turn(self, endpoint: str, address: str = "") -> None:
+        """Announce and log changes of the turn. `address` is where a broker with
+        several addresses is now.
 
         Raises `NameLost` if the broker gave the name to another process, `Refused` if it refuses
         the key.
         """
         missing = self._channel.unanswered_ns() > BROKER_MISSING_NS
         connected = self._channel.was_connected and not missing
-        self._announcer.connection(endpoint, connected=connected, missing=missing, place=place)
+        self._announcer.connection(endpoint, connected=connected, missing=missing, address=address)
         self._log_refusal()
         self._check_due_ns = time.monotonic_ns() + CHECK_NS if connected else 0
         self.has_exited = self._loop.has_exited or self._should_give_up()
@@ -203,7 +205,7 @@ class SocketWorker(WorkerMonitor):
     host: Host
     #: Ready when a process of the runner has ended or printed. None: it runs no quick tasks.
     runner_poll: select.poll | None = None
-    #: Its part of a process that works for several brokers.
+    #: The part of a process that works for several brokers.
     share: Share | None = None
 
     def turn(self) -> bool:
@@ -249,7 +251,7 @@ class BrokerTarget(NamedTuple):
 class WorkerOptions(NamedTuple):
     """How to run tasks, for any broker."""
 
-    #: Modules whose functions may be called, and whether pickled ones are, too.
+    #: Modules whose functions may be called, and whether pickled functions are, too.
     allow: Sequence[str] = ()
     allow_pickle: bool = False
     #: Start the processes for functions with the worker, not with the first tasks.
@@ -301,7 +303,7 @@ class _BrokerWorkers:
             if len(self._live()) <= 1:
                 raise
             endpoint = worker.wire.endpoint
-            logger.warning("broker at %s: %s: works for the others only", endpoint, refused)
+            logger.warning("broker at %s: %s: works for the other brokers only", endpoint, refused)
             self._refused.append(worker.abandon())
 
     def _live(self) -> list[SocketWorker]:

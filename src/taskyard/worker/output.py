@@ -2,7 +2,8 @@
 
 A short stream of a short task is kept here and travels with the report. Any other is sent in
 chunks, and the report follows when the broker has acknowledged them all. At the limit, `is_full`
-makes the pipes pause. Has no pipes and no messages: the loop sends what `take` returns.
+makes the pipes pause. A message is resent by the channel, and the broker writes by offset, so that
+a repeated message changes nothing. Has no pipes: runners add what they read.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ SPOOL_BYTES_MAX: Final = 4 << 20
 APPEND_BYTES_MAX: Final = 1 << 20
 
 #: A program that runs for this long gets its output sent while it runs, and then this often. Short
-#: ones cost no message of their own.
+#: programs cost no message of their own.
 SPOOL_START_NS: Final = SECOND_NS
 SPOOL_INTERVAL_NS: Final = SECOND_NS // 2
 
@@ -91,7 +92,7 @@ class SpooledStream:
         #: The broker does not take this stream: only head and tail are kept.
         self.refused = False
         self._spool = spool
-        #: The whole of a short stream, the head of a long one.
+        #: The whole of a short stream, the head of a long stream.
         self._head = _NOTHING
         self._tail: Tail | None = None
         #: Of a long stream: the SHA-256 of its bytes so far.
@@ -254,7 +255,7 @@ class OutputSpool:
                 room -= len(chunk.data)
                 stream.due_ns = now_ns + SPOOL_INTERVAL_NS
                 key = (*stream.job.key, stream.stream)
-                self.streams[key] = self.streams.pop(key)  # the next message begins with others
+                self.streams[key] = self.streams.pop(key)  # other streams go first next time
         return chunks
 
     def _is_due(self, stream: SpooledStream, now_ns: int) -> bool:
@@ -405,7 +406,11 @@ _FULL: Final = Refusal.FULL.value
 
 
 class OutputSender:
-    """The way of a worker's output to its broker."""
+    """Sends output of running programs, and holds their reports until the broker has all of it.
+
+    A single message is in flight at a time. If the broker refuses output, the report has head and
+    tail only. If it has no room, the output of ended programs waits, and running programs stop.
+    """
 
     def __init__(
         self,
@@ -517,7 +522,7 @@ class ProgressSender:
         self.request = self._due_ns = 0
 
     def send(self, now_ns: int) -> None:
-        """Send what is there, if no message is in flight and the last one is old enough."""
+        """Send what is there, if no message is in flight and the last message is old enough."""
         if not self.printed or self.request or now_ns < self._due_ns:
             return
         self._due_ns = now_ns + PROGRESS_NS

@@ -186,7 +186,7 @@ class PingPongGroup:
             self._endpoint,
             connected=any(one.worker.was_connected for one in connected),
             missing=not connected,
-            place=self._opened.place(),
+            address=self._opened.place(),
         )
         return False
 

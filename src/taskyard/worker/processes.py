@@ -1,4 +1,4 @@
-"""Child processes of a worker: start, signals, pipes, exit, and the way from SIGTERM to SIGKILL.
+"""Child processes of a worker: their start, signals, pipes, memory limits and end.
 
 Each child leads a session, so that it can be ended with everything it has started. Children are
 started by `posix_spawn`, which costs a third of `subprocess`. It takes no directory, so the worker
@@ -34,7 +34,7 @@ from taskyard.process.child import STATUS_UNKNOWN
 from taskyard.process.fork import run_forked
 from taskyard.process.logs import leave_log
 from taskyard.worker.jobs import KILL_GRACE_NS, READ_BYTES_MAX, Job, JobResult
-from taskyard.worker.slots import Shares, resource_env
+from taskyard.worker.slots import DeviceParts, resource_env
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -90,7 +90,7 @@ class ProgramPaths:
         if now_ns < until_ns:
             return path
         path = find_program(program, env)
-        # A relative directory is another one for each task.
+        # A relative directory differs for each task.
         if all(map(os.path.isabs, _directories(env))):
             if len(self._known) >= _PATHS_MAX:
                 self._known.clear()
@@ -141,7 +141,7 @@ class Process:
         return self._status is not None
 
     def reap(self) -> int:
-        """Kill the rest of the group, wait for the process, and return its exit status.
+        """Kill the whole group, wait for the process, and return its exit status.
 
         The status of a signal is negative. Blocks unless the process has ended or was killed.
         """
@@ -204,8 +204,8 @@ def start(
 def fork(program: Callable[[], None], streams: Streams) -> Process:
     """Fork a process that runs `program` and exits. Only while there is one thread.
 
-    It has the modules of this one, its own session and standard files, and no other descriptors
-    than those of `streams`. Raises `OSError`.
+    It has the modules of this process, its own session and standard files, and of other descriptors
+    only `streams`. Raises `OSError`.
     """
     near, far = os.pipe()
 
@@ -292,7 +292,7 @@ def task_env(name: bytes, attempt: int, campaign: bytes = b"") -> dict[str, str]
     }
 
 
-def job_env(job: Job, gpus: Shares) -> dict[str, str]:
+def job_env(job: Job, gpus: DeviceParts) -> dict[str, str]:
     """Return the variables of a job that most have not: resources, and its priority if any."""
     variables = resource_env(job.resources, gpus)
     if job.priority:
@@ -429,7 +429,7 @@ class SupervisedProcess:
         #: The most memory that its job may use. 0: no limit.
         self.memory_limit_bytes = 0
         #: Parts of GPUs that it has, by id. It keeps them until it has ended.
-        self.gpus: Shares = {}
+        self.gpus: DeviceParts = {}
         #: When SIGTERM or SIGKILL is due.
         self.due_ns: int | None = None
         #: When to begin to read its output. None: that has begun.
@@ -438,7 +438,7 @@ class SupervisedProcess:
         self.has_ended = False
         #: Why SIGTERM was sent. None: it was not.
         self.ending: bytes | None = None
-        #: Its job was not cancelled.
+        #: The job was not cancelled.
         self.is_wanted = True
         #: The start of its job, by the monotonic clock.
         self._began_ns = 0
@@ -472,7 +472,7 @@ class SupervisedProcess:
             self.process.signal(signal.SIGTERM)
 
     def end_over_memory(self, reason: bytes) -> None:
-        """Kill it at once, before it takes the memory of others."""
+        """Kill it at once, before it takes the memory of other tasks."""
         if self.ending is None:
             self.ending = reason
         self.memory_limit_bytes = 0
@@ -535,7 +535,7 @@ class SupervisedProcess:
         self.has_ended = True
         if self.process.pidfd is not None:
             self._context.selector.unregister(self.process.pidfd)
-        # The rest of the group ends here, so that no process delays the task by holding a pipe.
+        # The whole group ends here, so that no process delays the task by holding a pipe.
         status = self.process.reap()
         done = self._on_ended(status)
         self._clear_job()
@@ -543,7 +543,7 @@ class SupervisedProcess:
             self._context.report(done)
 
     def _on_ended(self, status: int) -> JobResult | None:
-        """Read the rest of the output, close descriptors, and return the job's result if any."""
+        """Read the output that is left, close descriptors, and return the job's result if any."""
         raise NotImplementedError
 
 
@@ -552,7 +552,7 @@ logger = logging.getLogger("taskyard.worker")
 _PROC: Final = Path("/proc")
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
-#: The file with the memory of a process that is shared with others.
+#: The file with the memory of a process that is shared with other processes.
 _ROLLUP: Final = "smaps_rollup"
 
 #: Fields of /proc/PID/stat behind the program's name.
@@ -565,19 +565,23 @@ class ProcessRow(NamedTuple):
     pid: int
     parent: int
     session: int
-    #: Its resident memory, with shared pages.
+    #: The resident memory, with shared pages.
     resident_bytes: int
 
 
 class MemoryGuard:
-    """Kills tasks that use more memory than they asked for."""
+    """Kills tasks that use more memory than they asked for.
+
+    A task's memory is that of its process, of its session, and of all their children. Only tasks
+    with a limit are measured. Memory that several processes share is counted once.
+    """
 
     #: When `check` is due, if a running task has a limit.
     due_ns = 0
     _has_warned = False
 
     def check(self, processes: Iterable[SupervisedProcess], now_ns: int) -> None:
-        """Measure the tasks with a limit, and kill those beyond it."""
+        """Measure the tasks with a limit, and kill tasks beyond it."""
         limited = [process for process in processes if process.memory_limit_bytes]
         self.due_ns = now_ns + MEMORY_CHECK_NS
         table = read_processes()
@@ -655,7 +659,7 @@ def _proportional_bytes_of(row: ProcessRow) -> int:
 
 
 def _kill_all(tree: Iterable[ProcessRow]) -> None:
-    """Kill processes, also those that left the group of their task."""
+    """Kill processes, even if they have left the group of their task."""
     for row in tree:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(row.pid, signal.SIGKILL)

@@ -1,9 +1,12 @@
-"""Tasks of `exec`: one program each, by its argv and never through a shell.
+"""Tasks of `exec`: a program each, by its argv and never through a shell.
 
-Its stdin is empty, bytes of the payload, or a file. Its stdout is the result. A native worker
+Its stdin is empty, bytes of the payload, or a file. The stdout is the result. A native worker
 passes stdout and stderr to a spool, which keeps them whole. Other workers keep the last part of
 stdout, with the full length: a task that ran for hours does not fail for printing too much. Their
 output is the end of both streams together, in the order of reading.
+
+Also owns where a command runs: in its submitter's directory, if that is on this host. A missing
+input or output fails a command, and a command whose outputs are up to date does not run.
 """
 
 import errno
@@ -28,7 +31,7 @@ from taskyard.worker import processes
 from taskyard.worker.jobs import OUTPUT_TAIL_BYTES, Job, JobResult, cut_reason
 from taskyard.worker.output import ProgramOutput, SpooledOutput
 from taskyard.worker.processes import Pipe, Streams, SupervisedProcess
-from taskyard.worker.slots import Shares
+from taskyard.worker.slots import DeviceParts
 
 #: Output is read while a program runs, but not before this time. Most short programs have ended by
 #: then, and need no turn of their own for their output. A pipe holds it meanwhile.
@@ -43,17 +46,17 @@ logger = logging.getLogger("taskyard.worker")
 _KEPT_MAX: Final = 64
 
 
-class Workplace(Struct, frozen=True):
+class CommandEnvironment(Struct, frozen=True):
     """Directory and variables of some commands."""
 
     env: Mapping[str, str]
-    #: None: the worker's own.
+    #: The worker's own if None.
     cwd: str | None = None
     #: For users. b"": the commands run where their submitter asked.
     note: bytes = b""
 
-    def place(self, command: Command) -> Command:
-        """Return a command with the directory that it runs in. None: the worker's own."""
+    def apply_to(self, command: Command) -> Command:
+        """Return a command with the directory that it runs in."""
         if self.cwd is None:
             return command
         # A command's own directory is relative to the submitter's, or absolute.
@@ -61,30 +64,30 @@ class Workplace(Struct, frozen=True):
         return structs.replace(command, cwd=cwd)
 
 
-class Workplaces:
-    """The workplaces of a worker, by the environments of submissions."""
+class CommandEnvironments:
+    """The directories and variables of commands, by the environments of their submissions."""
 
     def __init__(self, host: str, env: Mapping[str, str]) -> None:
         self._host = host
-        self._own = Workplace(env)
+        self._own = CommandEnvironment(env)
         self._prepared = lru_cache(_KEPT_MAX)(self._prepare)
 
-    def of(self, environment: bytes) -> Workplace:
-        """Return the workplace of a submission's commands. b"": the worker's own.
+    def of(self, environment: bytes) -> CommandEnvironment:
+        """Return the environment of a submission's commands. b"": the worker's own.
 
         Raises `PeerError` for an environment that is not valid.
         """
         return self._prepared(environment) if environment else self._own
 
-    def _prepare(self, raw: bytes) -> Workplace:
+    def _prepare(self, raw: bytes) -> CommandEnvironment:
         environment = decode_environment(raw)
         if environment.host == self._host:
-            return Workplace(merged_variables(environment, self._own.env), environment.cwd)
+            return CommandEnvironment(merged_variables(environment, self._own.env), environment.cwd)
         # The directory may be private, so neither the note nor the log names it.
         host = environment.host.encode(errors="backslashreplace").decode()
         text = f"ran in the worker's own directory and environment: submitted on host {host}"
         logger.warning("commands submitted on host %s run in the worker's own directory", host)
-        return Workplace(self._own.env, note=text.encode()[:NOTE_BYTES_MAX])
+        return CommandEnvironment(self._own.env, note=text.encode()[:NOTE_BYTES_MAX])
 
 
 class CommandFiles:
@@ -92,13 +95,13 @@ class CommandFiles:
 
     def __init__(self) -> None:
         self._notes: dict[tuple[bytes, int], bytes] = {}
-        #: Those of commands with outputs.
+        #: The files of commands with outputs.
         self._files: dict[tuple[bytes, int], TaskFiles] = {}
 
     def start(self, job: Job, command: Command, note: bytes = b"") -> JobResult | None:
         """Check the files of a command. Return its result if it must not run.
 
-        `note` is for users. An attempt before this one may have left incomplete outputs, so only a
+        `note` is for users. An earlier attempt may have left incomplete outputs, so only a
         first attempt is skipped.
         """
         if note:
@@ -157,7 +160,7 @@ def _reason(problem: str, path: str) -> bytes:
 
 
 def _failed(done: JobResult, reason: bytes) -> JobResult:
-    """Return the failure of a command that succeeded. Its result was stdout, and is output now."""
+    """Return the failure of a command that succeeded. The result was stdout, and is output now."""
     printed = done.printed
     if not printed and done.streams is None:
         end, bytes_total = done.text[-OUTPUT_TAIL_BYTES:], length_of(done.content)
@@ -246,7 +249,7 @@ def start_program(
     command: Command,
     runner_context: processes.RunnerContext,
     env: Mapping[str, str],
-    gpus: Shares,
+    gpus: DeviceParts,
 ) -> Program:
     """Start a program with variables and with parts of GPUs.
 

@@ -1,8 +1,8 @@
 """The tasks that a native worker holds, and the reports on their results.
 
-A task is held from its assignment until the broker has acknowledged the report on it. One report is
-in flight at a time. Tasks that finish meanwhile go into the next report, which may request tasks
-too. Knows no runner: the loop passes jobs on, and brings results here.
+A task is held from its assignment until the broker has acknowledged the report on it. A single
+report is in flight at a time. Tasks that finish meanwhile go into the next report, which may
+request tasks too. Knows no runner: the loop passes jobs on, and brings results here.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class HeldTasks:
         self.kept_calls_count = 0
 
     def add(self, assigned: peer.Assigned) -> list[Job]:
-        """Hold assigned tasks. Return the jobs of those that were not held before."""
+        """Hold assigned tasks. Return the jobs that were not held before."""
         fresh = []
         for job in assigned_jobs(assigned):
             if (key := job.key) not in self.lanes:
@@ -93,7 +93,7 @@ class HeldTasks:
         return len(reported)
 
     def unfinished_count(self) -> int:
-        """Return how many tasks are not finished. The overfed tasks of a lane count as one.
+        """Return how many tasks are not finished. The overfed tasks of a lane count as one task.
 
         Calls that wait for other tasks don't count: they have no slots.
         """

@@ -1,8 +1,9 @@
 """What a native worker sends beside its reports: requests for tasks and rules, and heartbeats.
 
 A `Steal` requests tasks for free slots, and beyond the slots only while the broker has enough. It
-waits at the broker. One is in flight at a time, alone or as a part of a report. A heartbeat lists
-the held tasks, and renews their leases. Its reply has the version of the broker's rules.
+waits at the broker. A single `Steal` is in flight at a time, alone or as a part of a report. A
+heartbeat lists the held tasks, and renews their leases. The reply has the version of the broker's
+rules.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ class TaskRequests:
         self._held = held
         self._rules = rules
         self.prefetch = prefetch
-        #: When to adjust the prefetch, if there is one.
+        #: When to adjust the prefetch, unless it is 0.
         self.prefetch_due_ns = clock.monotonic_ns()
         #: The `Steal` in flight, and how many tasks it requests. 0: none.
         self.number = self._count = 0
@@ -162,12 +163,12 @@ class TaskRequests:
         return self._held.unfinished_count() > self._slots() + reserve
 
     def excess(self) -> int:
-        """Return how many tasks are queued beyond those that may wait. Below 0: none."""
+        """Return how many tasks are queued beyond the tasks that may wait. Below 0: none."""
         slots = self.settings.slots if self.share is None else self.share.slots_unused()
         return self._held.unfinished_count() - slots - self._waiting_max()
 
     def _slots(self) -> int:
-        """Return the slots for tasks of this broker: those that no other broker's tasks have."""
+        """Return the slots for tasks of this broker, which no other broker's tasks have."""
         return self.settings.slots if self.share is None else self.share.slots_available()
 
     def _waiting_max(self) -> int:
@@ -199,7 +200,7 @@ class TaskRequests:
         """Send a `Steal`, unless a report has or will soon have it."""
         count = self.tasks_wanted()
         if not count or (self._came_short and self._held.lanes and count <= self._waiting_max()):
-            return  # no slot is free, and the report of a held task requests the next ones
+            return  # no slot is free, and the report of a held task requests the next tasks
         name, worker = self.settings.name, self.worker_message
         request = self._channel.request(
             lambda number: peer.steal(number, name, worker, count, STEAL_WAIT_NS), STEAL_WAIT_NS
@@ -327,6 +328,6 @@ class Heartbeats:
             self.due_ns = self._sent_ns + self._longest_ns
 
     def _set_interval(self, interval_ns: int) -> None:
-        """Set the interval. A heartbeat is a ping too, so the channel pings only if one is late."""
+        """Set the interval. A heartbeat is a ping too, so the channel pings only if it is late."""
         self.interval_ns = interval_ns
         self._channel.ping_ns = PING_NS + min(interval_ns, 2 * OVERDUE_NS)

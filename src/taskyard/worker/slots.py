@@ -1,9 +1,9 @@
-"""The slots, resources and GPUs of a worker host, shared by the workers of several brokers.
+"""The slots, resources and GPUs of a worker host, and how many tasks to request beyond them.
 
 Each broker has a worker of its own, with its own runner and the rules of that broker. Every broker
 sees all slots. The budget decides how many tasks a worker may request, and which runner may start
-the next one: that with the fewest slots. A broker without work holds no slots: its request for
-tasks waits at the broker, and counts for a moment only.
+the next task: the runner with the fewest slots. A broker without work holds no slots: its request
+for tasks waits at the broker, and counts for a moment only.
 
 A call that waits for other tasks gives its slots back and takes them again. Knows no messages and
 no processes.
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
 
 
 #: Parts of devices by id, in ten-thousandths.
-Shares: TypeAlias = dict[str, int]
+DeviceParts: TypeAlias = dict[str, int]
 
 
 class DevicePool:
-    """Hands out devices by id. Tasks with a fraction share one."""
+    """Hands out devices by id. Tasks with a fraction share a device."""
 
     def __init__(self, ids: Iterable[str] = ()) -> None:
-        self._free: Shares = dict.fromkeys(ids, UNIT)
+        self._free: DeviceParts = dict.fromkeys(ids, UNIT)
 
     def has(self, amount: int) -> bool:
         """Return whether `take` would find this amount."""
         return self._find(amount) is not None
 
-    def take(self, amount: int) -> Shares:
+    def take(self, amount: int) -> DeviceParts:
         """Take whole devices, and of one more the fraction that is left.
 
-        A fraction comes from the fullest device that has room, so that others stay whole. An
+        A fraction comes from the fullest device that has room, so that other devices stay whole. An
         amount larger than the pool gets all of it.
         """
         shares = self._find(amount) or {}
@@ -56,7 +56,7 @@ class DevicePool:
         for device, part in shares.items():
             self._free[device] += part
 
-    def _find(self, amount: int) -> Shares | None:
+    def _find(self, amount: int) -> DeviceParts | None:
         if not amount:
             return {}
         whole, fraction = divmod(min(amount, len(self._free) * UNIT), UNIT)
@@ -97,8 +97,8 @@ PREFETCH_STEPS: Final = (
     *((40, 4), (20, 2), (4, 1), (0, 0)),
 )
 
-#: Tasks that each slot must have finished since the last heartbeat before the next one may raise
-#: the prefetch. Fewer could be long tasks that ended together.
+#: Tasks that each slot must have finished since the last heartbeat before the next heartbeat may
+#: raise the prefetch. Fewer could be long tasks that ended together.
 QUICK_TASKS_PER_SLOT: Final = 4
 
 #: The shortest time for a rate. A report brings the tasks of up to this time at once.
@@ -146,11 +146,12 @@ class Prefetch:
         return 0
 
 
-#: How long the slots of a request for tasks are kept for its broker. One with work replies sooner.
+#: How long the slots of a request for tasks are kept for its broker. A broker with work replies
+#: sooner.
 REQUEST_NS: Final = SECOND_NS // 10
 
 
-#: How long tasks may be queued beyond the slots before they are returned. Quick ones start sooner.
+#: How long tasks may be queued beyond the slots before they are returned. Quick tasks start sooner.
 EXCESS_NS: Final = SECOND_NS // 2
 
 
@@ -160,8 +161,8 @@ _Call = TypeVar("_Call")
 class WaitingCalls(Generic[_Call]):
     """Calls that wait for other tasks, and gave their slots back meanwhile.
 
-    Each is a process. So only `calls_max` give their slots back, and others keep theirs until one
-    of these goes on. A call that goes on is served before new tasks, in the order of asking.
+    Each is a process. So only `calls_max` give their slots back, and further calls keep theirs
+    until another goes on. A call that goes on is served before new tasks, in the order of asking.
     """
 
     def __init__(self, calls_max: int) -> None:
@@ -256,7 +257,7 @@ class SlotBudget:
 
 
 class Share:
-    """The part of one worker. Its size follows from the work of its broker."""
+    """The part of one worker, whose size follows from the work of its broker."""
 
     #: Set by the worker before its first turn.
     runner: BudgetRunner | None = None
@@ -289,7 +290,7 @@ class Share:
     def may_start(self, slots: int, resources: Resources) -> bool:
         """Return whether a task may start that takes these slots and resources.
 
-        One wider than the host runs alone. A runner that lacks slots and has fewer goes first.
+        A task wider than the host runs alone. A runner that lacks slots and has fewer goes first.
         """
         used = self._budget.slots_used
         has_slots = not slots or not used or used + slots <= self._budget.slots_total
@@ -310,7 +311,7 @@ class Share:
     # For the loop.
 
     def slots_available(self) -> int:
-        """Return the slots that the others neither use nor have requested tasks for."""
+        """Return the slots that other workers neither use nor have requested tasks for."""
         taken = sum(share.slots_taken() for share in self._others())
         return max(0, self._budget.slots_total - taken)
 
@@ -320,7 +321,7 @@ class Share:
         return self.slots_used + (self._requested if is_kept else 0)
 
     def slots_unused(self) -> int:
-        """Return the slots that the tasks of the others do not use."""
+        """Return the slots that the tasks of other workers do not use."""
         used = sum(share.slots_used for share in self._others())
         return max(0, self._budget.slots_total - used)
 
@@ -337,7 +338,7 @@ class Share:
         return False
 
     def waiting_max(self) -> int:
-        """Return how many tasks may wait for slots: one while the others have quick tasks."""
+        """Return how many tasks may wait for slots: one while other workers have quick tasks."""
         return int(
             any(share.prefetch is not None and share.prefetch.count for share in self._others())
         )

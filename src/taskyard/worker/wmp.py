@@ -270,7 +270,7 @@ class WmpWorker:
             missing = now_ns - (received_ns or self._since_ns) > BROKER_MISSING_NS
             connected = received_ns is not None and not missing
             self._announcer.connection(
-                wire.endpoint, connected=connected, missing=missing, place=wire.address
+                wire.endpoint, connected=connected, missing=missing, address=wire.address
             )
 
     def _watch_name(self) -> None:
