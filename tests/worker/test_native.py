@@ -22,12 +22,12 @@ from taskyard.net.channel import OVERDUE_NS, Channel
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.native import peer
 from taskyard.wire.native.server import NativeServer
+from taskyard.worker.held_tasks import REPORT_BYTES_MAX
 from taskyard.worker.jobs import NO_ROOM_RETRY_NS, JobResult
 from taskyard.worker.native import NativeWorkerLoop
 from taskyard.worker.native_process import WorkerMonitor, run_quick_tasks
 from taskyard.worker.output import NO_ROOM_PAUSE_NS, SPOOL_START_NS, OutputSpool
-from taskyard.worker.reports import REPORT_BYTES_MAX, REPORT_DELAY_NS
-from taskyard.worker.requests import REFUSED_RETRY_NS, STEAL_WAIT_NS
+from taskyard.worker.requests import REFUSED_RETRY_NS, REPORT_DELAY_NS, STEAL_WAIT_NS
 from taskyard.worker.settings import WorkerSettings, worker_settings
 from tests.wire.kit import BROKER, WALL_NS, Counter
 from tests.worker.fake_runner import FakeRunner

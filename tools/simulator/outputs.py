@@ -27,7 +27,7 @@ from taskyard.core.output import Stream
 from taskyard.journal import blob_files, blobs
 from taskyard.journal.postgres import blobs as postgres_blobs
 from taskyard.wire.native import requests, value_messages
-from taskyard.worker import output, reports
+from taskyard.worker import held_tasks, output
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -75,7 +75,7 @@ _SMALL: Final[Sequence[tuple[Any, str, int]]] = (
     (whole_bytes, "BLOB_BYTES_MIN", 4_000),
     (task_inputs, "STREAM_END_BYTES", 500),
     (core_blobs, "STREAM_END_BYTES", 500),
-    (reports, "BLOB_BYTES_MIN", 4_000),
+    (held_tasks, "BLOB_BYTES_MIN", 4_000),
     (output, "BLOB_BYTES_MIN", 4_000),
     (output, "STREAM_END_BYTES", 500),
     (output, "APPEND_BYTES_MAX", 2_500),

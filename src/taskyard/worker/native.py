@@ -20,10 +20,10 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TaskState
 from taskyard.core.timer_heap import NEVER_NS
 from taskyard.wire.native import peer
+from taskyard.worker.held_tasks import HeldTasks
 from taskyard.worker.inputs import InputFetcher
 from taskyard.worker.output import OutputSender, OutputSpool, ProgressSender
-from taskyard.worker.reports import HeldTasks, Reports
-from taskyard.worker.requests import Heartbeats, RuleRequests, TaskRequests
+from taskyard.worker.requests import Heartbeats, Reports, RuleRequests, TaskRequests
 from taskyard.worker.slots import Prefetch
 
 if TYPE_CHECKING:

@@ -1,8 +1,11 @@
-"""What a native worker sends beside its reports: requests for tasks and rules, and heartbeats.
+"""The messages of a native worker: reports, requests for tasks and rules, and heartbeats.
 
 A `Steal` requests tasks for free slots, and beyond the slots only while the broker has enough. It
-waits at the broker. A single `Steal` is in flight at a time, alone or as a part of a report. A
-heartbeat lists the held tasks, and renews their leases. The reply has the version of the broker's
+waits at the broker. A single `Steal` is in flight at a time, alone or as a part of a report. Also
+one report at a time: tasks that finish meanwhile go into the next report. While enough tasks are
+queued here, a report waits a moment for more of them to finish.
+
+A heartbeat lists the held tasks, and renews their leases. The reply has the version of the broker's
 rules.
 """
 
@@ -11,24 +14,30 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from taskyard.core import heartbeats
+from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import counted
 from taskyard.core.timer_heap import NEVER_NS
 from taskyard.net.channel import OVERDUE_NS, PING_NS
 from taskyard.wire.native import peer
+from taskyard.worker.held_tasks import report_columns
 from taskyard.worker.settings import AUTO
 
 if TYPE_CHECKING:
     from taskyard.net.channel import Channel
     from taskyard.net.protocols import MonotonicClock
     from taskyard.wire.native.peer import Reply
+    from taskyard.worker.held_tasks import HeldTasks
     from taskyard.worker.jobs import RuleAwareRunner
-    from taskyard.worker.reports import HeldTasks
     from taskyard.worker.settings import WorkerSettings
     from taskyard.worker.slots import Prefetch, Share
 
 #: How long a `Steal` may wait at the broker.
 STEAL_WAIT_NS: Final = 60 * SECOND_NS
+
+#: How long a report waits for more tasks to finish, while enough tasks are queued here. A message
+#: for each quick task costs CPU time in worker, broker and client.
+REPORT_DELAY_NS: Final = SECOND_NS // 20
 
 #: Delay before the next `Steal` after the machine had no room for a process, or after the broker
 #: refused a request. Otherwise the same task would come back at once.
@@ -251,6 +260,55 @@ class TaskRequests:
     def back_off(self) -> None:
         """Request no tasks for a while."""
         self._backoff_until_ns = self._clock.monotonic_ns() + REFUSED_RETRY_NS
+
+
+class Reports:
+    """The reports on finished tasks: one in flight at a time, which may request tasks too."""
+
+    def __init__(
+        self, channel: Channel, clock: MonotonicClock, held: HeldTasks, requests: TaskRequests
+    ) -> None:
+        self._channel = channel
+        self._clock = clock
+        self._held = held
+        self._requests = requests
+        #: The report in flight. 0: none.
+        self.number = 0
+        #: When results are sent that wait for more of them. 0: they don't wait.
+        self.due_ns = 0
+
+    def send(self, *, may_wait: bool) -> None:
+        """Send a report, unless it waits. It requests tasks too if no other message does."""
+        if may_wait and self._must_wait():
+            return
+        self.due_ns = 0
+        requests, settings = self._requests, self._requests.settings
+        done = self._held.take_results()
+        requests.on_finished(sum(one.outcome is not Outcome.REFUSED for one in done))
+        reports = report_columns(done, settings.host)
+        worker = requests.worker_message
+        count = 0 if requests.number else requests.tasks_wanted()
+        self.number = self._channel.request(
+            lambda number: peer.complete(
+                number, settings.name, reports, worker, count, wait_ns=STEAL_WAIT_NS
+            ),
+            stream=bool(count),
+        )
+        if count:
+            requests.on_sent(self.number, count)
+
+    def _must_wait(self) -> bool:
+        """Return whether the results wait for more of them."""
+        now_ns = self._clock.monotonic_ns()
+        if 0 < self.due_ns <= now_ns or not self._requests.has_enough():
+            return False
+        self.due_ns = self.due_ns or now_ns + REPORT_DELAY_NS
+        return True
+
+    def on_reply(self) -> int:
+        """Forget the reported tasks. Return their number."""
+        self.number = 0
+        return self._held.on_report_reply()
 
 
 class Heartbeats:

@@ -23,8 +23,8 @@ from taskyard.wire.round_robin.frames import EXEC, INCREMENT, PING, Message
 from taskyard.wire.wmp import frames as wmp_frames
 from taskyard.wire.wmp import peer as wmp_peer
 from taskyard.worker import native
+from taskyard.worker.held_tasks import HeldTasks
 from taskyard.worker.output import OutputSender
-from taskyard.worker.reports import HeldTasks
 from taskyard.worker.requests import TaskRequests
 
 if TYPE_CHECKING:

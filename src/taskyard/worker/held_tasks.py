@@ -1,8 +1,7 @@
-"""The tasks that a native worker holds, and the reports on their results.
+"""The tasks that a native worker holds, and their results as the columns of a report.
 
-A task is held from its assignment until the broker has acknowledged the report on it. A single
-report is in flight at a time. Tasks that finish meanwhile go into the next report, which may
-request tasks too. Knows no runner: the loop passes jobs on, and brings results here.
+A task is held from its assignment until the broker has acknowledged the report on it. Results that
+come while a report is in flight wait for the next report. Knows no runner and sends no messages.
 """
 
 from __future__ import annotations
@@ -14,26 +13,18 @@ from typing import TYPE_CHECKING, Final
 from taskyard.core import runs
 from taskyard.core.events import Outcome
 from taskyard.core.identity import split
-from taskyard.core.limits import BLOB_BYTES_MIN, SECOND_NS
+from taskyard.core.limits import BLOB_BYTES_MIN
 from taskyard.wire.native import peer
 from taskyard.worker.jobs import Job, JobResult
 from taskyard.worker.output import stream_columns
-from taskyard.worker.requests import STEAL_WAIT_NS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from taskyard.core.blobs import Content
     from taskyard.core.runs import Run
-    from taskyard.net.channel import Channel
-    from taskyard.net.protocols import MonotonicClock
     from taskyard.worker.jobs import RuleAwareRunner
     from taskyard.worker.output import OutputSender
-    from taskyard.worker.requests import TaskRequests
-
-#: How long a report waits for more tasks to finish, while enough tasks are queued here. A message
-#: for each quick task costs CPU time in worker, broker and client.
-REPORT_DELAY_NS: Final = SECOND_NS // 20
 
 #: Results and output in one report. Further results follow in the next.
 REPORT_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -107,55 +98,6 @@ class HeldTasks:
         counts = Counter(lane for key, lane in lanes.items() if key not in without_slots)
         overfeed = rule_runner.overfeed
         return sum(-(-count // (1 + overfeed(lane))) for lane, count in counts.items())
-
-
-class Reports:
-    """The reports on finished tasks: one in flight at a time, which may request tasks too."""
-
-    def __init__(
-        self, channel: Channel, clock: MonotonicClock, held: HeldTasks, requests: TaskRequests
-    ) -> None:
-        self._channel = channel
-        self._clock = clock
-        self._held = held
-        self._requests = requests
-        #: The report in flight. 0: none.
-        self.number = 0
-        #: When results are sent that wait for more of them. 0: they don't wait.
-        self.due_ns = 0
-
-    def send(self, *, may_wait: bool) -> None:
-        """Send a report, unless it waits. It requests tasks too if no other message does."""
-        if may_wait and self._must_wait():
-            return
-        self.due_ns = 0
-        requests, settings = self._requests, self._requests.settings
-        done = self._held.take_results()
-        requests.on_finished(sum(one.outcome is not Outcome.REFUSED for one in done))
-        reports = report_columns(done, settings.host)
-        worker = requests.worker_message
-        count = 0 if requests.number else requests.tasks_wanted()
-        self.number = self._channel.request(
-            lambda number: peer.complete(
-                number, settings.name, reports, worker, count, wait_ns=STEAL_WAIT_NS
-            ),
-            stream=bool(count),
-        )
-        if count:
-            requests.on_sent(self.number, count)
-
-    def _must_wait(self) -> bool:
-        """Return whether the results wait for more of them."""
-        now_ns = self._clock.monotonic_ns()
-        if 0 < self.due_ns <= now_ns or not self._requests.has_enough():
-            return False
-        self.due_ns = self.due_ns or now_ns + REPORT_DELAY_NS
-        return True
-
-    def on_reply(self) -> int:
-        """Forget the reported tasks. Return their number."""
-        self.number = 0
-        return self._held.on_report_reply()
 
 
 def assigned_jobs(assigned: peer.Assigned) -> list[Job]:
