@@ -31,15 +31,9 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.errors import UnusableEndpoint, UserError
 from taskyard.journal import schema, state_check
 from taskyard.net import endpoints
+from taskyard.net import keys as key_files
 from taskyard.net.keyring import Keyring
-from taskyard.net.keys import (
-    Invitation,
-    KeyEntry,
-    PeerKey,
-    create_key_file,
-    format_invitation,
-    format_invitation_file,
-)
+from taskyard.net.keys import Invitation, KeyEntry, PeerKey
 from taskyard.process.state_files import OpenListener, open_listeners
 from taskyard.wire.roles import Role, relayed_roles
 
@@ -160,7 +154,7 @@ def invite(cli_context: CliContext, /, **given: Any) -> None:  # noqa: ANN401  #
     def deliver(key: PeerKey) -> None:
         issued.append(key.invite(dialect, places))
         if path is not None:
-            create_key_file(path, format_invitation_file(issued[0]))
+            key_files.create_key_file(path, key_files.format_invitation_file(issued[0]))
 
     def withdraw() -> None:
         if path is not None:
@@ -169,7 +163,7 @@ def invite(cli_context: CliContext, /, **given: Any) -> None:  # noqa: ANN401  #
     entry = _keyring(cli_context, cli_context.state_directory()).issue(
         name, roles, deliver, withdraw
     )
-    line = format_invitation(issued[0]) if path is None else None
+    line = key_files.format_invitation(issued[0]) if path is None else None
     if cli_context.as_json:
         document = KeysInviteDocument(
             file=None if path is None else str(path),

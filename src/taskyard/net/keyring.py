@@ -22,11 +22,7 @@ from msgspec import structs
 
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import UnknownName, UnusableKey, UserError
-from taskyard.journal.files import (
-    PRIVATE_DIRECTORY,
-    make_private_directory,
-    replace_private,
-)
+from taskyard.journal.files import PRIVATE_DIRECTORY, make_private_directory, replace_private
 from taskyard.net import keys
 from taskyard.net.keys import KeyEntry, PeerKey, Secret
 from taskyard.net.protocols import SystemClock

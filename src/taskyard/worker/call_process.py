@@ -30,19 +30,9 @@ from taskyard.core.blobs import Blob, Content
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.process.child import STATUS_UNKNOWN, status_text
-from taskyard.worker import call_frames, processes
+from taskyard.worker import call_frames, jobs, processes
 from taskyard.worker.call_frames import CallFrame, ResultFrame
-from taskyard.worker.jobs import (
-    CHILD_START_NS_MAX,
-    KILL_GRACE_NS,
-    OUTPUT_TAIL_BYTES,
-    PICKLED_BYTES_MAX,
-    READ_BYTES_MAX,
-    Job,
-    JobResult,
-    Tail,
-    no_room_retry_ns,
-)
+from taskyard.worker.jobs import Job, JobResult
 from taskyard.worker.processes import SupervisedProcess
 from taskyard.worker.slots import DeviceParts
 
@@ -50,7 +40,7 @@ from taskyard.worker.slots import DeviceParts
 _PROGRAM: Final = ("-P", "-m", "taskyard.worker.call_child")
 
 #: The longest result. More comes from other code that writes to the socket.
-_REPLY_BYTES_MAX: Final = PICKLED_BYTES_MAX + READ_BYTES_MAX
+_REPLY_BYTES_MAX: Final = jobs.PICKLED_BYTES_MAX + jobs.READ_BYTES_MAX
 
 
 #: A call is short below this time, and long above the second time.
@@ -94,7 +84,7 @@ class CallProcess(SupervisedProcess):
         process: processes.Process,
         sockets: tuple[socket.socket, socket.socket],
         resuming: int,
-        output: Tail,
+        output: jobs.Tail,
         pipe: processes.Pipe,
         runner_context: processes.RunnerContext,
     ) -> None:
@@ -146,7 +136,7 @@ class CallProcess(SupervisedProcess):
         self.gpus = gpus
         if not self._is_ready:
             # The start of Python does not count against the task's time limit.
-            self.due_ns = self._context.now_ns() + CHILD_START_NS_MAX
+            self.due_ns = self._context.now_ns() + jobs.CHILD_START_NS_MAX
         # Threads of an earlier call may have printed since.
         self._output.clear()
         self._send(_frame(job, gpus))
@@ -214,7 +204,7 @@ class CallProcess(SupervisedProcess):
         taken = set()
         while self.ahead:
             try:
-                frame = self._far.recv(READ_BYTES_MAX, socket.MSG_DONTWAIT)
+                frame = self._far.recv(jobs.READ_BYTES_MAX, socket.MSG_DONTWAIT)
             except OSError:
                 break
             taken.add(call_frames.key_of_packet(frame))
@@ -249,7 +239,7 @@ class CallProcess(SupervisedProcess):
         """Read from the socket until nothing is left, or it is closed."""
         while self._is_connected:
             try:
-                received = self._socket.recv(READ_BYTES_MAX)
+                received = self._socket.recv(jobs.READ_BYTES_MAX)
             except BlockingIOError:
                 return
             except OSError:
@@ -320,7 +310,7 @@ class CallProcess(SupervisedProcess):
             self._short_count = self._short_count + 1 if is_short else 0
             done = JobResult(self.job, result.outcome, result.text, self._output.content())
             if result.outcome is Outcome.RETRY_AT:  # the broker has no room for its result
-                done.retry_at_ns = no_room_retry_ns(self.job, self._context.wall_ns())
+                done.retry_at_ns = jobs.no_room_retry_ns(self.job, self._context.wall_ns())
             if result.output_end:
                 done.printed = _appended(done.printed, result.output_end)
             done.run = run
@@ -341,7 +331,7 @@ class CallProcess(SupervisedProcess):
         self.calls_left = calls_left - 1
         if calls_left <= 1:
             self._close_socket()
-            self.due_ns = self._context.now_ns() + KILL_GRACE_NS
+            self.due_ns = self._context.now_ns() + jobs.KILL_GRACE_NS
 
     def _begin_next(self) -> None:
         """Make the first job that was sent ahead the current job."""
@@ -398,7 +388,7 @@ def start_child(
 
     `forked`: fork this process, which must have one thread. That takes a tenth of the time.
     """
-    output = Tail(OUTPUT_TAIL_BYTES)
+    output = jobs.Tail(jobs.OUTPUT_TAIL_BYTES)
     pipe = processes.Pipe(runner_context.selector, output.add)
     with pipe as writing:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -17,6 +17,7 @@ import gc
 import logging
 import os
 import resource
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -62,15 +63,10 @@ def find_program(program: str, env: Mapping[str, str]) -> str:
     """Return a program's path, by the PATH that it will run with. Raises `FileNotFoundError`."""
     if "/" in program:
         return program
-    for directory in _directories(env):
-        path = os.path.join(directory, program)  # noqa: PTH118 - three times as fast as pathlib
-        if os.access(path, os.X_OK) and os.path.isfile(path):  # noqa: PTH113 - faster than pathlib
-            return path
-    raise FileNotFoundError(2, os.strerror(2), program)
-
-
-def _directories(env: Mapping[str, str]) -> list[str]:
-    return env.get("PATH", os.defpath).split(os.pathsep)
+    path = shutil.which(program, path=env.get("PATH", os.defpath))
+    if path is None:
+        raise FileNotFoundError(2, os.strerror(2), program)
+    return path
 
 
 class ProgramPaths:
@@ -91,7 +87,7 @@ class ProgramPaths:
             return path
         path = find_program(program, env)
         # A relative directory differs for each task.
-        if all(map(os.path.isabs, _directories(env))):
+        if all(map(os.path.isabs, env.get("PATH", os.defpath).split(os.pathsep))):
             if len(self._known) >= _PATHS_MAX:
                 self._known.clear()
             self._known[key] = path, now_ns + REMEMBERED_NS_MAX
