@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import select
 import time
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Refusal, counted, shown
@@ -350,15 +350,30 @@ def _make_worker(
 ) -> SocketWorker:
     """Return the worker of one broker, with its socket and its runner."""
     settings, rule_runner = broker.settings, None
-    slots, allow = settings.slots, options.allow
     spool = OutputSpool(host.clock.monotonic_ns)
-    shared: Any = {"allow_pickle": options.allow_pickle, "gpus": options.gpus, "spool": spool}
+    runner: ProcessRunner
     if options.command is None:
-        how = {"allow": allow, "env": options.env, **shared}
-        rule_runner = AgentRunner(slots, host.clock, options.agents, **how)
-    runner = host.add_resource(
-        rule_runner or ProcessRunner(slots, allow, host.clock, command=options.command, **shared)
-    )
+        runner = rule_runner = AgentRunner(
+            settings.slots,
+            host.clock,
+            options.agents,
+            allow=options.allow,
+            env=options.env,
+            allow_pickle=options.allow_pickle,
+            gpus=options.gpus,
+            spool=spool,
+        )
+    else:
+        runner = ProcessRunner(
+            settings.slots,
+            options.allow,
+            host.clock,
+            command=options.command,
+            allow_pickle=options.allow_pickle,
+            gpus=options.gpus,
+            spool=spool,
+        )
+    host.add_resource(runner)
     runner.call_options = options.call_options
     runner.set_task_env({**broker.task_env, WORKER_VARIABLE: shown(broker.settings.name)})
     runner.cores_total = dict(settings.resources).get(CPUS, 0)
