@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import select
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskyard.core.limits import SECOND_NS
@@ -349,30 +350,20 @@ def _make_worker(
     share: Share | None = None,
 ) -> SocketWorker:
     """Return the worker of one broker, with its socket and its runner."""
-    settings, rule_runner = broker.settings, None
+    settings = broker.settings
     spool = OutputSpool(host.clock.monotonic_ns)
-    runner: ProcessRunner
+    kind: Callable[..., ProcessRunner] = partial(ProcessRunner, command=options.command)
     if options.command is None:
-        runner = rule_runner = AgentRunner(
-            settings.slots,
-            host.clock,
-            options.agents,
-            allow=options.allow,
-            env=options.env,
-            allow_pickle=options.allow_pickle,
-            gpus=options.gpus,
-            spool=spool,
-        )
-    else:
-        runner = ProcessRunner(
-            settings.slots,
-            options.allow,
-            host.clock,
-            command=options.command,
-            allow_pickle=options.allow_pickle,
-            gpus=options.gpus,
-            spool=spool,
-        )
+        kind = partial(AgentRunner, program=options.agents, env=options.env)
+    runner = kind(
+        settings.slots,
+        clock=host.clock,
+        allow=options.allow,
+        allow_pickle=options.allow_pickle,
+        gpus=options.gpus,
+        spool=spool,
+    )
+    rule_runner = runner if isinstance(runner, AgentRunner) else None
     host.add_resource(runner)
     runner.call_options = options.call_options
     runner.set_task_env({**broker.task_env, WORKER_VARIABLE: shown(broker.settings.name)})

@@ -22,6 +22,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from selectors import EVENT_READ, BaseSelector
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -74,28 +75,22 @@ class ProgramPaths:
 
     def __init__(self, now_ns: Callable[[], int]) -> None:
         self._now_ns = now_ns
-        #: Paths by program and PATH, and until when they are used.
-        self._known: dict[tuple[str, str | None], tuple[str, int]] = {}
+        self._find_once = lru_cache(_PATHS_MAX)(self._search)
 
     def find(self, program: str, env: Mapping[str, str]) -> str:
         """Return a program's path. Raises `FileNotFoundError`."""
-        if "/" in program:
-            return program
-        key, now_ns = (program, env.get("PATH")), self._now_ns()
-        path, until_ns = self._known.get(key, ("", 0))
-        if now_ns < until_ns:
-            return path
-        path = find_program(program, env)
-        # A relative directory differs for each task.
-        if all(map(os.path.isabs, env.get("PATH", os.defpath).split(os.pathsep))):
-            if len(self._known) >= _PATHS_MAX:
-                self._known.clear()
-            self._known[key] = path, now_ns + REMEMBERED_NS_MAX
-        return path
+        directories = env.get("PATH", os.defpath)
+        # A relative directory is another directory for each task.
+        if not all(map(os.path.isabs, directories.split(os.pathsep))):
+            return find_program(program, env)
+        return self._find_once(program, directories, self._now_ns() // REMEMBERED_NS_MAX)
+
+    def _search(self, program: str, directories: str, _moment: int) -> str:
+        return find_program(program, {"PATH": directories})
 
     def forget(self) -> None:
         """Search again next time: a path did not work."""
-        self._known.clear()
+        self._find_once.cache_clear()
 
 
 #: Python ignores these signals. Programs expect their defaults.

@@ -15,7 +15,6 @@ import os
 import stat
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
-from functools import lru_cache
 from typing import Final
 
 from msgspec import Struct, structs
@@ -42,9 +41,6 @@ PROGRESS_TAIL_BYTES: Final = 4096
 
 logger = logging.getLogger("taskyard.worker")
 
-#: Environments that are kept prepared. Tasks of few submissions run at once.
-_KEPT_MAX: Final = 64
-
 
 class CommandEnvironment(Struct, frozen=True):
     """Directory and variables of some commands."""
@@ -64,30 +60,21 @@ class CommandEnvironment(Struct, frozen=True):
         return structs.replace(command, cwd=cwd)
 
 
-class CommandEnvironments:
-    """The directories and variables of commands, by the environments of their submissions."""
+def command_environment(raw: bytes, host: str, env: Mapping[str, str]) -> CommandEnvironment:
+    """Return directory and variables of a submission's commands. b"": the worker's own.
 
-    def __init__(self, host: str, env: Mapping[str, str]) -> None:
-        self._host = host
-        self._own = CommandEnvironment(env)
-        self._prepared = lru_cache(_KEPT_MAX)(self._prepare)
-
-    def of(self, environment: bytes) -> CommandEnvironment:
-        """Return the environment of a submission's commands. b"": the worker's own.
-
-        Raises `PeerError` for an environment that is not valid.
-        """
-        return self._prepared(environment) if environment else self._own
-
-    def _prepare(self, raw: bytes) -> CommandEnvironment:
-        environment = decode_environment(raw)
-        if environment.host == self._host:
-            return CommandEnvironment(merged_variables(environment, self._own.env), environment.cwd)
-        # The directory may be private, so neither the note nor the log names it.
-        host = environment.host.encode(errors="backslashreplace").decode()
-        text = f"ran in the worker's own directory and environment: submitted on host {host}"
-        logger.warning("commands submitted on host %s run in the worker's own directory", host)
-        return CommandEnvironment(self._own.env, note=text.encode()[:NOTE_BYTES_MAX])
+    Raises `PeerError` for an environment that is not valid.
+    """
+    if not raw:
+        return CommandEnvironment(env)
+    environment = decode_environment(raw)
+    if environment.host == host:
+        return CommandEnvironment(merged_variables(environment, env), environment.cwd)
+    # The directory may be private, so neither the note nor the log names it.
+    submitter = environment.host.encode(errors="backslashreplace").decode()
+    text = f"ran in the worker's own directory and environment: submitted on host {submitter}"
+    logger.warning("commands submitted on host %s run in the worker's own directory", submitter)
+    return CommandEnvironment(env, note=text.encode()[:NOTE_BYTES_MAX])
 
 
 class CommandFiles:

@@ -38,9 +38,9 @@ from taskyard.worker.jobs import Job, JobResult, cut_reason
 from taskyard.worker.output import OutputSpool
 from taskyard.worker.processes import MemoryGuard, ProgramPaths, RunnerContext, SupervisedProcess
 from taskyard.worker.programs import (
-    CommandEnvironments,
     CommandFiles,
     Program,
+    command_environment,
     not_started,
     start_program,
 )
@@ -68,6 +68,9 @@ _STANDARD_DESCRIPTORS: Final = 3
 
 _MILLISECOND_NS: Final = SECOND_NS // 1000
 
+
+#: Environments of commands that are kept prepared. Tasks of few submissions run at once.
+_ENVIRONMENTS_KEPT: Final = 64
 
 #: Modules of calls for which it is known whether they are allowed.
 _MODULES_KNOWN: Final = 64
@@ -129,7 +132,9 @@ class ProcessRunner:
         #: The part of a host that several runners share. None: this runner has all of it.
         self._share: Share | None = None
         self._waiting_calls: WaitingCalls[CallProcess] = WaitingCalls(CALLS_WAITING_MAX)
-        self._environments = CommandEnvironments(socket.gethostname(), self._context.env)
+        self._environment_of = lru_cache(_ENVIRONMENTS_KEPT)(
+            partial(command_environment, host=socket.gethostname(), env=self._context.env)
+        )
         self._files = CommandFiles()
         self.call_options = CallOptions()
         self._is_closed = False
@@ -463,7 +468,7 @@ class ProcessRunner:
 
     def _start_program(self, job: Job, command: Command) -> None:
         try:
-            environment = self._environments.of(job.environment)
+            environment = self._environment_of(job.environment)
         except PeerError as error:
             self._refuse(job, str(error))
             return
