@@ -17,7 +17,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]  # stubs would be one more package
 
 from taskyard.cli.entry import taskyard
-from taskyard.net.endpoints import parse_places
+from taskyard.net.endpoints import parse_addresses
 from taskyard.web.metrics import DEFINITIONS
 from tests.kit.cases import each_case
 from tests.kit.requirements import need
@@ -214,7 +214,7 @@ def test_peers_find_both_pods_of_a_pair_by_name() -> None:
     places = "+".join(f"tcp://{pair['metadata']['name']}-{n}.{name}:6125" for n in range(2))
     assert places in (DEPLOY / "kubernetes" / "pair.yaml").read_text()
     assert places in (DEPLOY.parent / "docs" / "deploy.md").read_text()
-    assert [str(place) for place in parse_places(places)] == places.split("+")
+    assert [str(place) for place in parse_addresses(places)] == places.split("+")
 
 
 def test_password_file_of_a_pod_is_private_as_libpq_demands() -> None:

@@ -21,8 +21,9 @@ from taskyard.errors import ExitCode
 from taskyard.journal.store import DISK_RESERVE_BYTES
 from taskyard.net.endpoints import IPC_PATH_BYTES_MAX
 from taskyard.net.options import FRAME_BYTES_MAX
-from taskyard.process import managed_process
-from taskyard.worker import limits as worker_limits
+from taskyard.process import supervisor
+from taskyard.worker import jobs as worker_limits
+from taskyard.worker.output import SPOOL_BYTES_MAX
 from taskyard.worker.settings import WorkerSettings
 from tests.kit.cases import each_case
 
@@ -149,7 +150,7 @@ def test_figures_of_the_guarantees_are_those_of_the_tests(text: str) -> None:
         f"output kept of a function or an agent | {worker_limits.OUTPUT_TAIL_BYTES // 1024} KiB,",
         f"A stream below {limits.BLOB_BYTES_MIN // 1024} KiB is in the journal.",
         f"{limits.STREAM_END_BYTES // 1024} KiB each",
-        f"stops reading at {worker_limits.SPOOL_BYTES_MAX // MEBIBYTE} MiB of unacknowledged",
+        f"stops reading at {SPOOL_BYTES_MAX // MEBIBYTE} MiB of unacknowledged",
         f"reason of a failure | {limits.REASON_BYTES_MAX:,} bytes |",
         f"unfinished tasks of a broker | {limits.TASKS_MAX:,} |",
         f"tasks in one message | {limits.TASKS_PER_MESSAGE_MAX:,} |",
@@ -166,8 +167,8 @@ def test_figures_of_the_guarantees_are_those_of_the_tests(text: str) -> None:
         f"Under {DISK_RESERVE_BYTES // MEBIBYTE} MiB free",
         f"more than {compaction.ROWS_MAX:,} rows",
         f"(SIGTERM, {worker_limits.KILL_GRACE_NS // limits.SECOND_NS} s later",
-        f"after {managed_process.RESTART_SECONDS_FIRST} s, then twice as long each time,",
-        f"up to {managed_process.RESTART_SECONDS_MAX:g} s",
+        f"after {supervisor.RESTART_SECONDS_FIRST} s, then twice as long each time,",
+        f"up to {supervisor.RESTART_SECONDS_MAX:g} s",
         f"warn after {REPORT_NS // limits.SECOND_NS} s",
         f"wait {connection.FIRST_ANSWER_SECONDS} s for the first",
     ],

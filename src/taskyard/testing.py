@@ -43,9 +43,8 @@ from taskyard.errors import ClientClosed, TaskFailed, is_final
 from taskyard.journal.store import MemoryStore
 from taskyard.net import endpoints, sockets
 from taskyard.net.channel import Channel
-from taskyard.net.poller import Poller
+from taskyard.net.host import Poller, Waker
 from taskyard.net.protocols import SystemClock
-from taskyard.net.signals import Waker
 from taskyard.process.call_setup import Setups
 from taskyard.process.child import status_text
 from taskyard.wire import inputs, payloads, pickled

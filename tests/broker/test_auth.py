@@ -21,7 +21,7 @@ from tests.kit.broker import NumbersHarness
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from taskyard.net.poller import Poller
+    from taskyard.net.host import Poller
     from taskyard.net.zmq_socket import ZmqSocket
 
 

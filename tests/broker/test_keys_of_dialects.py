@@ -18,11 +18,10 @@ from taskyard.broker.turn import Broker
 from taskyard.core.events import ReplyDue, RequestRejected
 from taskyard.core.scheduler import Scheduler
 from taskyard.journal.store import MemoryStore
+from taskyard.net.host import Poller, Waker
 from taskyard.net.keyring import Keyring
 from taskyard.net.keys import read_peer_key
-from taskyard.net.poller import Poller
 from taskyard.net.protocols import SystemClock
-from taskyard.net.signals import Waker
 from taskyard.settings.keys import ListenSection
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire import roles

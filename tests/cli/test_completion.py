@@ -82,7 +82,7 @@ def test_name_completion_does_not_import_listeners(yard: Yard, call: Caller) -> 
     )
     assert done.stdout == "plain,lean-1\n"
     names = [line.rpartition("|")[2].strip() for line in done.stderr.splitlines()]
-    heavy = ("taskyard.net.zap", "taskyard.net.keys", "taskyard.client.client", "asyncio")
+    heavy = ("taskyard.net.context", "taskyard.net.keys", "taskyard.client.client", "asyncio")
     assert [name for name in names if name in heavy] == []
 
 

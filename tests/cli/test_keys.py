@@ -12,9 +12,8 @@ import pytest
 from taskyard.cli.entry import run, taskyard
 from taskyard.client import discovery
 from taskyard.errors import UserError
-from taskyard.net import invitations
 from taskyard.net.keyring import Keyring
-from taskyard.net.keys import PeerKey, make_secret, read_peer_key
+from taskyard.net.keys import PeerKey, make_secret, read_invitation, read_peer_key
 from taskyard.wire.roles import AuthenticatedPeer, Role
 from taskyard.worker.settings import default_name, name_for_key
 from tests.cli.yard import Outcome
@@ -228,7 +227,7 @@ def test_invitation_has_all_places_of_a_broker(keys: Keys) -> None:
     outcome = keys("invite", "worker", "gpu", "--broker", places)
     assert outcome.err.splitlines()[0] == f"connects:  to dwork at {places}"
     file = str(keys.directory / "gpu.invite")
-    assert invitations.read(file).endpoints == (places,)
+    assert read_invitation(file).endpoints == (places,)
     environment = {"TASKYARD_INVITE": file}
     assert discovery.endpoint(environment=environment) == places
     found = discovery.key_for(places, environment=environment)
@@ -248,7 +247,7 @@ def test_invitation_has_all_that_a_peer_needs_and_is_private(keys: Keys) -> None
     ]
     file = keys.directory / "gpu.invite"
     assert file.stat().st_mode & 0o777 == 0o600
-    found = invitations.read(str(file))
+    found = read_invitation(str(file))
     assert (found.dialect, found.endpoints) == ("wmp", ("tcp://head.example:6125",))
     ring = Keyring(keys.directory / ".taskyard")
     assert (found.name, found.broker) == ("gpu", ring.secret().public())
@@ -264,7 +263,7 @@ def test_invitation_is_printed_as_a_line_on_request(keys: Keys) -> None:
     file.write_text(outcome.out)
     file.chmod(0o600)
     assert len(outcome.out.splitlines()) == 1
-    assert invitations.read(str(file)).name == "gpu"
+    assert read_invitation(str(file)).name == "gpu"
     assert not (keys.directory / "gpu.invite").exists()
     document = keys("invite", "worker", "two", *TO, "--line", "--json").document()
     assert (document["file"], document["endpoints"]) == (None, ["tcp://head.example:6125"])
@@ -382,16 +381,16 @@ def test_damaged_or_exposed_invitation_is_refused_without_its_content(keys: Keys
     for content in ("", line[:-40], line + "\n" + line, "taskyard-invite-1:e30=", "name = 1"):
         file.write_text(content)
         with pytest.raises(UserError, match=r"gpu.invite: not a valid invitation") as refused:
-            invitations.read(str(file))
+            read_invitation(str(file))
         assert refused.value.__cause__ is None
     file.write_text(line)
     file.chmod(0o644)
     with pytest.raises(UserError, match="accessible to other users"):
-        invitations.read(str(file))
+        read_invitation(str(file))
     with pytest.raises(UserError, match="other users can see the options"):
-        invitations.read(line)
+        read_invitation(line)
     with pytest.raises(UserError, match="invitation not found"):
-        invitations.read("nowhere")
+        read_invitation("nowhere")
 
 
 def test_client_needs_an_invitation_of_its_dialect(

@@ -13,7 +13,7 @@ import pytest
 
 from taskyard.campaign.line_names import line_name
 from taskyard.cli.offline import OfflineClient
-from taskyard.process.locks import (
+from taskyard.process.state_files import (
     LOCAL_FILE,
     LOCK_FILE,
     LocalLock,

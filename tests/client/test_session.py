@@ -25,7 +25,7 @@ from taskyard.core.rules import LaneOptions, Rule
 from taskyard.core.states import TaskState
 from taskyard.errors import ClientClosed, NoBroker, Refused, TimedOut, UserError
 from taskyard.net import sockets
-from taskyard.net.poller import Poller
+from taskyard.net.host import Poller
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.native.rules import encode_rule
 from tests.kit.processes import PATIENCE_SECONDS

@@ -21,8 +21,7 @@ from taskyard.wire.inputs import Input
 from taskyard.wire.native import peer
 from taskyard.wire.payloads import encode_call, encode_command
 from taskyard.worker.jobs import Job, JobResult
-from taskyard.worker.programs import ProgramOutput
-from taskyard.worker.spool import OutputSpool
+from taskyard.worker.output import OutputSpool, ProgramOutput
 from tests.kit.clients import internal
 from tests.kit.processes import marks, until
 

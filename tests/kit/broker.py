@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from taskyard.broker.auth import Authenticator
     from taskyard.broker.turn import Broker
     from taskyard.core.effects import Effect
-    from taskyard.net.poller import Poller
+    from taskyard.net.host import Poller
     from taskyard.net.zmq_socket import ZmqSocket
     from taskyard.wire.dialect import Reply
     from taskyard.wire.roles import AuthenticatedPeer

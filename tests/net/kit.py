@@ -7,7 +7,7 @@ from contextlib import closing, contextmanager
 
 from taskyard.core.limits import SECOND_NS
 from taskyard.net.endpoints import Ipc, parse
-from taskyard.net.poller import Poller
+from taskyard.net.host import Poller
 from taskyard.net.sockets import connect
 from taskyard.net.zmq_socket import ZmqSocket
 from tests.kit.processes import PATIENCE_SECONDS

@@ -13,7 +13,7 @@ from tests.net.kit import PYTHON
 FORK = """
 import os, sys
 from taskyard.net.context import context
-from taskyard.net.poller import Poller
+from taskyard.net.host import Poller
 from taskyard.net.sockets import connect, listen
 
 def arrived(wire):
@@ -80,7 +80,7 @@ def test_limit_that_the_system_refuses_stays(monkeypatch: pytest.MonkeyPatch) ->
 #: Prints the id that a ROUTER assigns to its first peer.
 FIRST_ID = """
 import sys
-from taskyard.net.poller import Poller
+from taskyard.net.host import Poller
 from taskyard.net.sockets import connect, listen
 
 listener = listen(f"ipc://{sys.argv[1]}/ids.sock")

@@ -15,10 +15,12 @@ from zmq.utils import z85
 
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import Refused, UserError
-from taskyard.net import unrouted, zap
+from taskyard.net import accepted
+from taskyard.net import context as zap
 from taskyard.net.accepted import FOR_ROUTE
 from taskyard.net.context import context
 from taskyard.net.guard import Guard
+from taskyard.net.host import Poller
 from taskyard.net.keyring import Keyring
 from taskyard.net.keys import PeerKey, make_secret, public_text, read_peer_key
 from taskyard.net.options import (
@@ -29,10 +31,8 @@ from taskyard.net.options import (
     curve_server,
     set_options,
 )
-from taskyard.net.places import ACCEPT_CHECK_NS, CountingSocket
-from taskyard.net.poller import Poller
 from taskyard.net.sockets import CurveListener, _user_of, connect, connect_by_name, listen
-from taskyard.net.zmq_socket import ZmqSocket
+from taskyard.net.zmq_socket import ACCEPT_CHECK_NS, CountingSocket, ZmqSocket
 from taskyard.wire.roles import Role
 from tests.kit.processes import until
 from tests.net.kit import PATIENCE_MS, arrived, raw_connection, read_to_end
@@ -334,8 +334,8 @@ def test_named_router_with_a_revoked_key_raises(
 def test_peer_under_an_id_in_use_is_cut_and_served_when_the_id_is_free(
     ring: Keyring, guest: PeerKey, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(unrouted, "EXAMINE_NS", SECOND_NS // 10)
-    monkeypatch.setattr(unrouted, "HANDSHAKE_NS_MAX", SECOND_NS // 2)
+    monkeypatch.setattr(accepted, "EXAMINE_NS", SECOND_NS // 10)
+    monkeypatch.setattr(accepted, "HANDSHAKE_NS_MAX", SECOND_NS // 2)
     guard = Guard()
     with (
         closing(listen("tcp://127.0.0.1:0", ring, is_named=True, guard=guard)) as wire,
@@ -408,10 +408,10 @@ class SlowLink:
 def test_long_first_message_over_a_slow_link_arrives(
     ring: Keyring, guest: PeerKey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unrouted, "EXAMINE_NS", SECOND_NS // 10)
-    monkeypatch.setattr(unrouted, "HANDSHAKE_NS_MAX", SECOND_NS)
+    monkeypatch.setattr(accepted, "EXAMINE_NS", SECOND_NS // 10)
+    monkeypatch.setattr(accepted, "HANDSHAKE_NS_MAX", SECOND_NS)
     # On a busy machine the link may pause for longer than its rate requires.
-    monkeypatch.setattr(unrouted, "QUIET_INTERVALS_MIN", 1_000)
+    monkeypatch.setattr(accepted, "QUIET_INTERVALS_MIN", 1_000)
     guard, body = Guard(), bytes(20 << 10)
     with (
         closing(listen("tcp://127.0.0.1:0", ring, guard=guard)) as wire,
@@ -495,29 +495,29 @@ def test_key_alone_decides(ring: Keyring, guest: PeerKey) -> None:
     domain = zap.require_keys(ring)
     public = guest.secret.public().encode()
     assert public_text(raw(guest)) == guest.secret.public()
-    assert zap.reply(question(domain, b"CURVE", raw(guest)))[2:5] == [b"200", b"", public]
+    assert zap.zap_reply(question(domain, b"CURVE", raw(guest)))[2:5] == [b"200", b"", public]
     refused = [b"400", b"unknown or revoked key", b""]
-    assert zap.reply(question(domain, b"CURVE", raw(unknown_key(ring))))[2:5] == refused
+    assert zap.zap_reply(question(domain, b"CURVE", raw(unknown_key(ring))))[2:5] == refused
     ring.revoke("guest")
-    assert zap.reply(question(domain, b"CURVE", raw(guest)))[2:5] == refused
+    assert zap.zap_reply(question(domain, b"CURVE", raw(guest)))[2:5] == refused
 
 
 def test_only_a_valid_key_is_accepted(ring: Keyring, guest: PeerKey) -> None:
     domain = zap.require_keys(ring)
     here = [b"1.0", b"7", domain, b"127.0.0.1", b"", b"NULL"]
-    assert zap.reply(here)[2] == b"400"
+    assert zap.zap_reply(here)[2] == b"400"
     for mechanism in (b"NULL", b"PLAIN", b"GSSAPI", b""):
-        assert zap.reply(question(domain, mechanism, raw(guest)))[2] == b"400"
+        assert zap.zap_reply(question(domain, mechanism, raw(guest)))[2] == b"400"
     for credentials in ([], [b""], [raw(guest), raw(guest)], [raw(guest)[1:]]):
-        assert zap.reply(question(domain, b"CURVE", *credentials))[2] == b"500"
+        assert zap.zap_reply(question(domain, b"CURVE", *credentials))[2] == b"500"
     for other in (b"taskyard.secure", b"taskyard.secure.0", b"", b"taskyard.listening"):
-        assert zap.reply(question(other, b"CURVE", raw(guest)))[2] == b"400"
+        assert zap.zap_reply(question(other, b"CURVE", raw(guest)))[2] == b"400"
 
 
 def test_unreadable_keys_refuse_all_peers(ring: Keyring, guest: PeerKey) -> None:
     domain = zap.require_keys(ring)
     ring.directory.chmod(0o701)
-    assert zap.reply(question(domain, b"CURVE", raw(guest)))[2:5] == [
+    assert zap.zap_reply(question(domain, b"CURVE", raw(guest)))[2:5] == [
         *(b"300", b"keys can't be read", b"")
     ]
 
@@ -530,6 +530,6 @@ def test_internal_error_refuses_the_peer(
 
     domain = zap.require_keys(ring)
     monkeypatch.setattr(Keyring, "find", stumble)
-    assert zap.reply(question(domain, b"CURVE", raw(guest)))[2:5] == [
+    assert zap.zap_reply(question(domain, b"CURVE", raw(guest)))[2:5] == [
         *(b"500", b"internal error", b"")
     ]

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskyard.net import accepted, guard, memory, pressure, zap
+from taskyard.net import accepted, guard, memory
+from taskyard.net import context as zap
 from taskyard.net.accepted import (
     FOR_CONNECTIONS,
     FOR_FRAMES,
@@ -27,14 +28,14 @@ from taskyard.net.accepted import (
     inode_of,
 )
 from taskyard.net.guard import Guard
-from taskyard.net.memory import Memory
-from taskyard.net.pressure import (
+from taskyard.net.memory import (
     LOOK_MS,
     MIB,
     REST_MS_MAX,
     TROUBLE_MS,
     ConnectionLimits,
     Level,
+    Memory,
     Pressure,
     backlog_bytes,
     backlog_of,
@@ -91,7 +92,7 @@ def endpoint(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 def few_strangers(number: int) -> ConnectionLimits:
     """Return limits of memory that allow this many strangers."""
-    part = pressure.CONNECTIONS_SHARE * pressure.CONNECTION_BYTES
+    part = memory.CONNECTIONS_SHARE * memory.CONNECTION_BYTES
     return ConnectionLimits(1 << 20, Memory(1 << 62, 2 * number * part))
 
 
@@ -147,17 +148,17 @@ def test_descriptors_are_kept_free_and_peers_wait_at_the_gate(endpoint: str) -> 
 def test_local_peers_are_admitted_when_those_over_tcp_are_too_many() -> None:
     limits = few_strangers(40)
     with guarded("tcp://127.0.0.1:0", limits) as (wire, _), ExitStack() as stack:
-        allowed = limits.connections - limits.connections // pressure.LOCAL_SHARE
+        allowed = limits.connections - limits.connections // memory.LOCAL_SHARE
         for _ in range(allowed):
             stack.enter_context(peers(wire))
         stack.enter_context(raw_connection(wire.endpoint))
         question = [b"1.0", b"7", b"taskyard.listening", b"", b"", b"NULL"]
         question[3] = b"127.0.0.1"
-        until(lambda: zap.reply(question)[2:4] == [b"300", b"too many connections"])
+        until(lambda: zap.zap_reply(question)[2:4] == [b"300", b"too many connections"])
         question[3] = f"localhost:{os.getuid()}:0:1".encode()
-        assert zap.reply(question)[2] == b"200"
+        assert zap.zap_reply(question)[2] == b"200"
         question[3] = b"127.0.0.1"
-    assert zap.reply(question)[2] == b"200"
+    assert zap.zap_reply(question)[2] == b"200"
 
 
 @pytest.mark.slow

@@ -321,7 +321,7 @@ def test_keys_are_bounded(ring: Keyring, monkeypatch: pytest.MonkeyPatch) -> Non
     made(ring, "one")
     made(ring, "two")
     monkeypatch.setattr(keyring_module, "KEYS_MAX", 1)
-    with pytest.raises(UserError, match=r"keys: 2 keys, limit 1 \(remove files of revoked ones\)"):
+    with pytest.raises(UserError, match=r"keys: 2 keys, limit 1 \(remove files of revoked keys\)"):
         ring.refresh()
 
 

@@ -15,6 +15,12 @@ MIB = 1 << 20
 MACHINE = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+def write_groups(root: Path, text: str) -> None:
+    """Write the control groups of a process."""
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/self/cgroup").write_text(text)
+
+
 def test_meter_sees_allocated_memory() -> None:
     with MemoryMeter() as meter:
         before = meter.read()
@@ -26,36 +32,34 @@ def test_meter_sees_allocated_memory() -> None:
 
 
 def test_machine_is_the_limit_where_there_is_no_other(tmp_path: Path) -> None:
-    assert memory_max(tmp_path / "none", tmp_path).resident <= MACHINE
+    assert memory_max(tmp_path).resident <= MACHINE
 
 
 def test_nearest_limit_of_the_control_groups_holds(tmp_path: Path) -> None:
-    inner = tmp_path / "outer" / "inner"
+    inner = tmp_path / "sys/fs/cgroup/outer/inner"
     inner.mkdir(parents=True)
     (inner / "memory.max").write_text("max\n")
     (inner.parent / "memory.max").write_text(f"{300 * MIB}\n")
-    cgroup = tmp_path / "cgroup"
-    cgroup.write_text("0::/outer/inner\n")
-    assert memory_max(cgroup, tmp_path).resident == 300 * MIB
+    write_groups(tmp_path, "0::/outer/inner\n")
+    assert memory_max(tmp_path).resident == 300 * MIB
 
 
 def test_limit_of_an_older_control_group_holds(tmp_path: Path) -> None:
-    group = tmp_path / "memory" / "task"
+    group = tmp_path / "sys/fs/cgroup/memory/task"
     group.mkdir(parents=True)
     (group / "memory.limit_in_bytes").write_text(f"{200 * MIB}\n")
-    cgroup = tmp_path / "cgroup"
-    cgroup.write_text("3:cpu,cpuacct:/task\n2:memory:/task\n")
-    assert memory_max(cgroup, tmp_path).resident == 200 * MIB
+    write_groups(tmp_path, "3:cpu,cpuacct:/task\n2:memory:/task\n")
+    assert memory_max(tmp_path).resident == 200 * MIB
 
 
 def test_address_space_is_limited_by_its_own_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (512 * MIB, 512 * MIB))
-    assert memory_max(tmp_path / "none", tmp_path) == memory.Memory(512 * MIB, 512 * MIB)
+    assert memory_max(tmp_path) == memory.Memory(512 * MIB, 512 * MIB)
     endless = resource.RLIM_INFINITY
     monkeypatch.setattr(resource, "getrlimit", lambda _: (endless, endless))
-    assert memory_max(tmp_path / "none", tmp_path).address_space > 1 << 60
+    assert memory_max(tmp_path).address_space > 1 << 60
 
 
 def test_memory_is_returned_where_the_c_library_can() -> None:

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 import zmq
 
-from taskyard.net import peer_keys
+from taskyard.net import keyring
 from taskyard.net.context import context
 from taskyard.net.guard import Guard
-from taskyard.net.keyring import Keyring
+from taskyard.net.keyring import Keyring, PeerKeys
 from taskyard.net.keys import read_peer_key
-from taskyard.net.peer_keys import PeerKeys
 from taskyard.net.sockets import CurvePeerListener, connect, connect_as, listen_to_peers
 from taskyard.wire.roles import Role
 from tests.kit.processes import until
@@ -147,7 +146,7 @@ def test_peers_address_a_relay_by_its_identity() -> None:
 def test_keys_are_remembered_of_the_newest_peers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peer_keys, "PEERS_MAX", 2)
+    monkeypatch.setattr(keyring, "PEERS_MAX", 2)
     ring = Keyring(tmp_path)
     public = ring.create("a", Role.WORKER, tmp_path / "a.key").public
     keys = PeerKeys(ring)

@@ -18,14 +18,14 @@ import zmq
 
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import Refused, UserError
-from taskyard.net import options, places, sockets
-from taskyard.net.endpoints import Tcp, parse, parse_places, peer_endpoint
+from taskyard.net import options, sockets, zmq_socket
+from taskyard.net.endpoints import Tcp, parse, parse_addresses, peer_endpoint
+from taskyard.net.host import Poller
 from taskyard.net.keyring import Keyring
 from taskyard.net.keys import PeerKey, make_secret, read_peer_key
 from taskyard.net.options import MESSAGES_WAITING_MAX
-from taskyard.net.places import ACCEPT_CHECK_NS, SILENT_CHECKS, PlacesSocket
-from taskyard.net.poller import Poller
 from taskyard.net.sockets import connect, connect_by_name, listen
+from taskyard.net.zmq_socket import ACCEPT_CHECK_NS, SILENT_CHECKS, FailoverSocket
 from taskyard.wire.roles import Role
 from tests.net.kit import PATIENCE_S
 
@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from taskyard.net.places import CountingSocket
-    from taskyard.net.zmq_socket import ZmqSocket
+    from taskyard.net.zmq_socket import CountingSocket, ZmqSocket
 
 #: A slow network passes so many bytes in so many seconds. The message takes 2 s.
 SLOW_BYTES, SLOW_SECONDS = 16 << 10, 0.05
@@ -43,7 +42,7 @@ LARGE_BYTES = 40 * SLOW_BYTES
 #: Replies to all messages, at an endpoint that it prints.
 ECHO = """
 import sys
-from taskyard.net.poller import Poller
+from taskyard.net.host import Poller
 from taskyard.net.sockets import listen
 wire = listen(sys.argv[1])
 print(wire.endpoint, flush=True)
@@ -100,8 +99,8 @@ def echo(endpoint: str = "tcp://127.0.0.1:0") -> Iterator[tuple[subprocess.Popen
 def test_plus_separates_places_of_one_broker() -> None:
     given = "tcp://a.example:1+ipc:///run/x+y+tcp://LOCALHOST:2+tcp://A.example:1"
     assert peer_endpoint(given) == "tcp://a.example:1+ipc:///run/x+y+tcp://127.0.0.1:2"
-    assert len(parse_places("tcp://127.0.0.1:1")) == 1
-    with pytest.raises(UserError, match="several places, expected one"):
+    assert len(parse_addresses("tcp://127.0.0.1:1")) == 1
+    with pytest.raises(UserError, match="several addresses, expected one"):
         parse("tcp://127.0.0.1:1+tcp://127.0.0.1:2")
     for wrong in ("tcp://127.0.0.1:1+", "+tcp://127.0.0.1:1", "tcp://127.0.0.1:0+tcp://h:1"):
         with pytest.raises(UserError, match="endpoint"):
@@ -114,9 +113,9 @@ def test_broker_is_found_where_it_is_and_found_again_where_it_goes() -> None:
         other = free_place()
         peer = connect(f"{other}+{first.endpoint}+{free_place()}", counts=True)
         stack.enter_context(closing(peer))
-        assert not peer.place
+        assert not peer.address
         say(first, peer, b"one")
-        assert (peer.place, peer.connections()) == (first.endpoint, 1)
+        assert (peer.address, peer.connections()) == (first.endpoint, 1)
         first.close()
         drive(peer, lambda: not peer.is_connected())
         assert peer.send([b"queued"])
@@ -124,7 +123,7 @@ def test_broker_is_found_where_it_is_and_found_again_where_it_goes() -> None:
         assert drive(peer, second.is_readable) < 1
         assert second.receive()[1:] == [b"queued"]  # type: ignore[index]
         say(second, peer, b"two")
-        assert (peer.place, peer.connections()) == (other, 2)
+        assert (peer.address, peer.connections()) == (other, 2)
 
 
 def test_socket_uses_one_of_two_live_places() -> None:
@@ -132,7 +131,7 @@ def test_socket_uses_one_of_two_live_places() -> None:
         one, two = (stack.enter_context(closing(listen("tcp://127.0.0.1:0"))) for _ in range(2))
         peer = stack.enter_context(closing(connect(f"{one.endpoint}+{two.endpoint}")))
         drive(peer, peer.is_connected)
-        used, idle = (one, two) if peer.place == one.endpoint else (two, one)
+        used, idle = (one, two) if peer.address == one.endpoint else (two, one)
         for number in range(4):
             say(used, peer, b"%d" % number)
         assert idle.receive() is None
@@ -170,7 +169,7 @@ import sys, time
 from pathlib import Path
 from taskyard.net.keyring import Keyring
 from taskyard.net.keys import read_peer_key
-from taskyard.net.poller import Poller
+from taskyard.net.host import Poller
 from taskyard.net.sockets import connect, listen
 listener = listen("tcp://127.0.0.1:0", Keyring(Path(sys.argv[1])))
 key = read_peer_key(Path(sys.argv[2]))
@@ -205,8 +204,8 @@ def test_slow_name_server_delays_no_other_place(ring: Keyring, tmp_path: Path) -
 @pytest.fixture
 def _quick_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Find a silent broker after 1 s."""
-    monkeypatch.setattr(places, "CHECK_NS", SECOND_NS // 5)
-    monkeypatch.setattr(options, "PLACES_HEARTBEAT_MS", 200)
+    monkeypatch.setattr(zmq_socket, "CHECK_NS", SECOND_NS // 5)
+    monkeypatch.setattr(options, "FAILOVER_HEARTBEAT_MS", 200)
 
 
 def test_stopped_process_is_left_for_another_place() -> None:
@@ -215,8 +214,8 @@ def test_stopped_process_is_left_for_another_place() -> None:
         drive(peer, peer.is_connected)
         with closing(listen(other)) as second:
             process.send_signal(signal.SIGSTOP)
-            passed = drive(peer, lambda: peer.place == other)
-            assert passed < (places.SILENT_CHECKS + 3) * places.CHECK_NS / SECOND_NS
+            passed = drive(peer, lambda: peer.address == other)
+            assert passed < (zmq_socket.SILENT_CHECKS + 3) * zmq_socket.CHECK_NS / SECOND_NS
             say(second, peer, b"on")
             process.send_signal(signal.SIGCONT)
             say(second, peer, b"still here")
@@ -228,7 +227,7 @@ def test_silent_broker_without_another_place_is_kept_and_used_when_it_answers() 
         drive(peer, peer.is_connected)
         process.send_signal(signal.SIGSTOP)
         drive(peer, lambda: not peer.is_connected())
-        assert peer.place == first
+        assert peer.address == first
         assert peer.send([b"kept"])
         process.send_signal(signal.SIGCONT)
         drive(peer, peer.is_readable)
@@ -243,7 +242,7 @@ def test_broker_that_restarts_before_its_loss_is_noticed_is_not_silent() -> None
         peer = connect(f"{first.endpoint}+{free_place()}")
         stack.enter_context(closing(peer))
         say(first, peer, b"one")
-        assert isinstance(peer, PlacesSocket)
+        assert isinstance(peer, FailoverSocket)
         first.close()
         assert peer.monitors[0].poll(PATIENCE_S * 1000)
         for _ in range(50):  # the next connection has another descriptor
@@ -253,7 +252,7 @@ def test_broker_that_restarts_before_its_loss_is_noticed_is_not_silent() -> None
         assert monitor.poll(PATIENCE_S * 1000)
         second.socket.disable_monitor()
         monitor.close()
-        ends = time.monotonic() + 2 * (SILENT_CHECKS + 1) * places.CHECK_NS / SECOND_NS
+        ends = time.monotonic() + 2 * (SILENT_CHECKS + 1) * zmq_socket.CHECK_NS / SECOND_NS
         drive(peer, lambda: time.monotonic() > ends)
         assert (peer.is_connected(), peer.connections()) == (True, 2)
         say(second, peer, b"two")
@@ -307,7 +306,7 @@ def test_large_message_on_a_slow_network_is_no_silence(*, is_upload: bool) -> No
         listener.send([frames[0], b"done" if is_upload else message])
         seconds += drive(peer, peer.is_readable)
         assert seconds > SILENT_CHECKS / 5, "it was not slow"
-        assert (peer.place, peer.connections()) == (place, 1)
+        assert (peer.address, peer.connections()) == (place, 1)
 
 
 def test_local_places(tmp_path: Path) -> None:
@@ -316,7 +315,7 @@ def test_local_places(tmp_path: Path) -> None:
         say(second, peer, b"second")
         with closing(listen(one)) as first:
             second.close()
-            drive(peer, lambda: peer.place == one)
+            drive(peer, lambda: peer.address == one)
             say(first, peer, b"first")
 
 
@@ -372,7 +371,7 @@ def test_closed_socket_is_silent() -> None:
         drive(peer, peer.is_connected)
         peer.close()
         peer.close()
-        assert (peer.receive(), peer.is_connected(), peer.place) == (None, False, "")
+        assert (peer.receive(), peer.is_connected(), peer.address) == (None, False, "")
 
 
 # Keys.
@@ -418,7 +417,7 @@ def test_key_that_all_places_refuse_is_an_error(ring: Keyring) -> None:
 def test_key_that_the_only_present_place_refuses_is_an_error_in_the_end(
     ring: Keyring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(places, "REFUSED_NS", SECOND_NS // 2)
+    monkeypatch.setattr(zmq_socket, "REFUSED_NS", SECOND_NS // 2)
     key = PeerKey("guest", (Role.ADMIN,), make_secret(), ring.secret().public())
     with ExitStack() as stack:
         listener = stack.enter_context(closing(listen("tcp://127.0.0.1:0", ring)))

@@ -10,9 +10,8 @@ from contextlib import closing
 import pytest
 
 from taskyard.core.limits import SECOND_NS
-from taskyard.net.poller import WAIT_MS_MAX, Poller
+from taskyard.net.host import WAIT_MS_MAX, Poller, Signals, Waker
 from taskyard.net.protocols import SystemClock
-from taskyard.net.signals import Signals, Waker
 from taskyard.net.sockets import listen
 from taskyard.net.zmq_socket import ZmqSocket
 from tests.net.kit import PATIENCE_NS, arrived, peers

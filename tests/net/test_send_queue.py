@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from taskyard.net.round_robin import RoundRobinLoop
-from taskyard.net.send_queue import RESEND_NS, SendQueue
+from taskyard.net.round_robin import RESEND_NS, RoundRobinLoop, SendQueue
 from taskyard.wire.round_robin.client import Client
 
 if TYPE_CHECKING:

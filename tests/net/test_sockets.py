@@ -12,8 +12,8 @@ import zmq
 
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import UserError
+from taskyard.net.host import Poller
 from taskyard.net.options import FRAME_BYTES_MAX, FRAMES_MAX, MESSAGES_WAITING_MAX
-from taskyard.net.poller import Poller
 from taskyard.net.sockets import connect, connect_by_name, listen
 from taskyard.net.zmq_socket import ZmqSocket
 from tests.net.kit import PATIENCE_MS, PYTHON, arrived, peers

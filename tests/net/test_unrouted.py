@@ -6,8 +6,14 @@ from collections.abc import Iterator
 import pytest
 from msgspec import field
 
-from taskyard.net.accepted import Arrivals, Connection
-from taskyard.net.unrouted import EXAMINE_NS, HANDSHAKE_NS_MAX, SMALL_BYTES_MAX, UnroutedPeers
+from taskyard.net.accepted import (
+    EXAMINE_NS,
+    HANDSHAKE_NS_MAX,
+    SMALL_BYTES_MAX,
+    Arrivals,
+    Connection,
+    UnroutedPeers,
+)
 
 
 class Scripted(Connection, eq=False):

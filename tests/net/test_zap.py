@@ -11,7 +11,7 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskyard.net import zap
+from taskyard.net import context as zap
 from taskyard.net.options import LISTENING_DOMAIN
 from taskyard.net.sockets import connect
 from tests.net.kit import PYTHON, arrived
@@ -27,12 +27,12 @@ def question(
 
 @pytest.mark.parametrize("address", [b"127.0.0.1", b"127.8.9.10", b"::1", HERE, b"localhost:0:0:1"])
 def test_peer_of_this_machine_and_user_is_admitted(address: bytes) -> None:
-    assert zap.reply(question(address)) == [b"1.0", b"7", b"200", b"", b"", b""]
+    assert zap.zap_reply(question(address)) == [b"1.0", b"7", b"200", b"", b"", b""]
 
 
 @pytest.mark.parametrize("address", [b"10.0.0.1", b"fe80::1", b"localhost:%d:0:1" % (2**31)])
 def test_remote_peer_is_refused(address: bytes) -> None:
-    assert zap.reply(question(address))[2:4] == [b"400", b"not from here"]
+    assert zap.zap_reply(question(address))[2:4] == [b"400", b"not from here"]
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_remote_peer_is_refused(address: bytes) -> None:
     ],
 )
 def test_unknown_domain_or_mechanism_is_refused(domain: bytes, mechanism: bytes) -> None:
-    reply = zap.reply(question(b"127.0.0.1", domain, mechanism))
+    reply = zap.zap_reply(question(b"127.0.0.1", domain, mechanism))
     assert reply[2:4] == [b"400", b"unknown domain or mechanism"]
 
 
@@ -62,12 +62,12 @@ def test_unknown_domain_or_mechanism_is_refused(domain: bytes, mechanism: bytes)
     ],
 )
 def test_malformed_request_is_refused(request_frames: list[bytes]) -> None:
-    assert zap.reply(request_frames)[2:4] == [b"500", b"malformed request"]
+    assert zap.zap_reply(request_frames)[2:4] == [b"500", b"malformed request"]
 
 
 @given(st.lists(st.binary(max_size=20), max_size=9))
 def test_only_a_rule_admits_a_peer(frames: list[bytes]) -> None:
-    reply = zap.reply(frames)
+    reply = zap.zap_reply(frames)
     assert len(reply) == 6
     assert reply[2] != b"200"
 
@@ -79,7 +79,7 @@ def test_peer_must_retry_when_descriptors_run_short(
     os.close(lowest_free)
     for limit, status in ((lowest_free * 4, b"200"), (lowest_free + 1, b"300")):
         monkeypatch.setattr(resource, "getrlimit", lambda _, limit=limit: (limit, limit))
-        assert zap.reply(question(b"127.0.0.1"))[2] == status
+        assert zap.zap_reply(question(b"127.0.0.1"))[2] == status
 
 
 def test_peer_must_retry_when_no_descriptor_is_left(
@@ -89,14 +89,14 @@ def test_peer_must_retry_when_no_descriptor_is_left(
         raise OSError
 
     monkeypatch.setattr(os, "open", refuse)
-    assert zap.reply(question(b"127.0.0.1"))[2:4] == [b"300", b"no descriptor left"]
+    assert zap.zap_reply(question(b"127.0.0.1"))[2:4] == [b"300", b"no descriptor left"]
 
 
 #: A listener with few descriptors that echoes, and prints how many files it can still open.
 CROWDED = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
-from taskyard.net.poller import Poller
+from taskyard.net.host import Poller
 from taskyard.net.sockets import listen
 wire = listen(sys.argv[1])
 poller = Poller()
@@ -138,6 +138,6 @@ def test_more_peers_than_descriptors_do_not_end_the_listener(tmp_path: Path) -> 
 
 def test_handler_ends_with_its_context() -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    zap.start(context)
+    zap.start_zap(context)
     context.term()  # waits until the handler's socket is closed
     assert context.closed

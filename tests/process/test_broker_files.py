@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from taskyard.process import broker_files
-from taskyard.process.broker_files import ENDPOINT_FILE, OpenListener
+from taskyard.process import state_files
+from taskyard.process.state_files import ENDPOINT_FILE, OpenListener
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,14 +17,14 @@ LISTENERS = [OpenListener("ping-pong", ("tcp://127.0.0.1:5555", "tcp://127.0.0.1
 
 
 def test_file_is_there_while_a_broker_listens_elsewhere(tmp_path: Path) -> None:
-    with broker_files.listed(tmp_path, LISTENERS):
+    with state_files.listed(tmp_path, LISTENERS):
         assert (tmp_path / ENDPOINT_FILE).exists()
-        assert broker_files.open_listeners(tmp_path) == []  # no process has locked the state
+        assert state_files.open_listeners(tmp_path) == []  # no process has locked the state
     assert not (tmp_path / ENDPOINT_FILE).exists()
 
 
 def test_stale_file_that_stays_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / ENDPOINT_FILE).mkdir()
-    with caplog.at_level(logging.WARNING), broker_files.listed(tmp_path, []):
+    with caplog.at_level(logging.WARNING), state_files.listed(tmp_path, []):
         pass
     assert caplog.messages[0] == f"{tmp_path / ENDPOINT_FILE}: can't remove: Is a directory"

@@ -13,15 +13,17 @@ import pytest
 
 from taskyard.core.resources import UNIT
 from taskyard.errors import ExitCode
-from taskyard.process import cluster, managed_process
+from taskyard.process import cluster, supervisor
 from taskyard.process.machine import Machine
-from taskyard.process.managed_process import ManagedProcess, RestartPolicy, incarnation_options
 from taskyard.process.supervisor import (
     BROKER_POLICY,
     NAME_REFUSAL_SECONDS,
     WORKER_POLICY,
+    ManagedProcess,
+    RestartPolicy,
     Supervisor,
     WorkerSpec,
+    incarnation_options,
 )
 from tests.kit.processes import PATIENCE_SECONDS, is_alive, until
 
@@ -124,9 +126,7 @@ def test_policy_limits_early_exits() -> None:
 
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch) -> Maker:
-    monkeypatch.setattr(
-        managed_process, "taskyard_command", lambda code: [sys.executable, "-c", *code]
-    )
+    monkeypatch.setattr(supervisor, "taskyard_command", lambda code: [sys.executable, "-c", *code])
 
     def managed(code: str, policy: RestartPolicy) -> tuple[ManagedProcess, list[str]]:
         lines: list[str] = []
@@ -179,7 +179,7 @@ def test_stopped_child_is_not_restarted(make: Maker) -> None:
 def test_child_that_ignores_the_end_of_stdin_is_killed(
     make: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(managed_process, "KILL_SECONDS", 0.1)
+    monkeypatch.setattr(supervisor, "KILL_SECONDS", 0.1)
     managed, _ = make("import signal; signal.pause()", BROKER_POLICY)
     managed.start()
     managed.kill()

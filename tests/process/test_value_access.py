@@ -14,7 +14,7 @@ from taskyard.core.model import Submission
 from taskyard.errors import BytesMissing, BytesNotStored
 from taskyard.journal.blob_files import TERMS_FILE, BlobFiles
 from taskyard.journal.blobs import name_of
-from taskyard.net.blocking_channel import BlockingChannel
+from taskyard.net.channel import BlockingChannel
 from taskyard.net.keyring import Keyring
 from taskyard.net.keys import read_peer_key
 from taskyard.process import value_access

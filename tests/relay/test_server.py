@@ -169,7 +169,7 @@ def test_signal_stops_it_cleanly(stack: ExitStack, tmp_path: Path, number: signa
         ),
         (
             ["--listen", "tcp://127.0.0.1:65000+tcp://127.0.0.1:65001", "--to", "ipc://x"],
-            "several places, expected one",
+            "several addresses, expected one",
         ),
         (
             ["--listen", "tcp://127.0.0.1:65000", "--to", "tcp://127.0.0.1:65000"],

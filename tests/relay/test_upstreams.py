@@ -30,7 +30,7 @@ class Upstream:
     is_refused = connected = False
 
     def __init__(self, number: int, key_name: str = "") -> None:
-        self.endpoint = self.place = f"tcp://10.0.0.{number}:1"
+        self.endpoint = self.address = f"tcp://10.0.0.{number}:1"
         self.key_name = key_name
 
     def is_connected(self) -> bool:
@@ -52,12 +52,12 @@ class World:
             self.check.run_if_due()
 
 
-def test_move_to_another_place_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_move_to_another_address_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     upstream = Upstream(0)
     world = World(upstream)
     upstream.connected = True
     world.pass_time(2)
-    upstream.place = "tcp://10.0.0.9:1"
+    upstream.address = "tcp://10.0.0.9:1"
     world.pass_time(2)
     assert caplog.messages == [upstreams.CONNECTED_TEXT % "tcp://10.0.0.9:1"]
 

@@ -16,7 +16,7 @@ from taskyard.settings.values import read_duration
 from taskyard.wire.ping_pong import frames as ping_pong_frames
 from taskyard.wire.round_robin import frames as round_robin_frames
 from taskyard.wire.wmp.server import SILENCE_NS
-from taskyard.worker.limits import AGENT_HUNGER_NS_MAX, AGENT_IDLE_NS_MAX
+from taskyard.worker.jobs import AGENT_HUNGER_NS_MAX, AGENT_IDLE_NS_MAX
 from tests.settings.kit import loaded, written
 
 DOCS: Final = Path(__file__).parents[2] / "docs"

@@ -34,7 +34,7 @@ WAIT_S = 60
 LISTENER = """
 import json, sys
 from taskyard.net import sockets
-from taskyard.net.poller import Poller
+from taskyard.net.host import Poller
 wire = sockets.listen(sys.argv[1], is_named=True)
 poller = Poller()
 poller.add(wire)

@@ -14,7 +14,7 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Submission, Terms
 from taskyard.net import sockets
 from taskyard.net.channel import Channel
-from taskyard.net.poller import Poller
+from taskyard.net.host import Poller
 from taskyard.net.protocols import SystemClock
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.worker.jobs import Job, JobResult

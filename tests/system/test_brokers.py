@@ -150,7 +150,7 @@ def test_worker_whose_name_one_broker_gives_away_works_for_the_other(brokers: Br
         while not (line := successor.error_line()).endswith("holds its name now"):
             assert line
         worker.send(signal.SIGCONT)
-        while not (line := worker.error_line()).endswith("works for the others only"):
+        while not (line := worker.error_line()).endswith("works for the other brokers only"):
             assert line
         assert f"broker at {brokers.endpoints[1]}: " in line
         for client in clients:

@@ -13,7 +13,7 @@ from taskyard.client.internal import InternalClient
 from taskyard.core.blobs import Blob
 from taskyard.errors import BytesTruncated
 from taskyard.wire.payloads import encode_command
-from taskyard.worker.limits import RESULT_BYTES_MAX
+from taskyard.worker.jobs import RESULT_BYTES_MAX
 from tests.kit.processes import PATIENCE_SECONDS, Running, Worker, marks, until
 from tests.system.kit import Broker
 from tests.wire.wmp.kit import Sent, frames, read

@@ -20,9 +20,9 @@ from taskyard.errors import NoBroker, Refused, TaskyardError
 from taskyard.journal.row_file import TABLES
 from taskyard.net import sockets
 from taskyard.net.channel import Channel
+from taskyard.net.host import Poller
 from taskyard.net.keyring import Keyring
 from taskyard.net.keys import PeerKey, make_secret, read_peer_key
-from taskyard.net.poller import Poller
 from taskyard.net.protocols import SystemClock
 from taskyard.web.event_columns import expanded
 from taskyard.web.event_feed import EventFeed

@@ -11,7 +11,7 @@ from taskyard.core.model import Submission, Terms
 from taskyard.net import sockets
 from taskyard.net.channel import Channel
 from taskyard.net.context import raise_file_limit
-from taskyard.net.poller import Poller
+from taskyard.net.host import Poller
 from taskyard.net.protocols import SystemClock
 from taskyard.worker.native import NativeWorkerLoop
 from taskyard.worker.settings import WorkerSettings

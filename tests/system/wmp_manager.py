@@ -17,9 +17,8 @@ from taskyard.journal import recovery
 from taskyard.journal.lock import StateLock
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.net import endpoints, sockets
-from taskyard.net.poller import Poller
+from taskyard.net.host import Poller, Signals
 from taskyard.net.protocols import SystemClock
-from taskyard.net.signals import Signals
 from taskyard.wire.native.server import NativeServer
 from taskyard.wire.wmp.server import make_server
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskyard.client.client import Client
-from taskyard.process.locks import LOCK_FILE, live_writer
+from taskyard.process.state_files import LOCK_FILE, live_writer
 from tests.kit.processes import until
 from tests.web.test_browser import Site, Tab
 from tests.web.test_up_page import UpWithPage

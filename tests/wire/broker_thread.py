@@ -10,9 +10,8 @@ from taskyard.broker.transport import DialectRouter, SocketTransport
 from taskyard.broker.turn import Broker
 from taskyard.core.scheduler import Scheduler
 from taskyard.journal.store import MemoryStore
-from taskyard.net.poller import Poller
+from taskyard.net.host import Poller, Waker
 from taskyard.net.protocols import SystemClock
-from taskyard.net.signals import Waker
 from taskyard.wire.native.server import NativeServer
 
 if TYPE_CHECKING:

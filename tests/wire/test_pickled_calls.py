@@ -15,7 +15,7 @@ from taskyard.errors import PeerError, UserError
 from taskyard.wire import pickled, value_pickler
 from taskyard.wire.payloads import EXEC, Call, decode_call, decode_payload, encode_call
 from taskyard.wire.pickled import PICKLE, CallHeader, Pickled
-from taskyard.worker.limits import OUTPUT_TAIL_BYTES
+from taskyard.worker.jobs import OUTPUT_TAIL_BYTES
 from tests.client.executor_calls import OneWay, raise_this
 
 text = st.text(st.characters(exclude_categories=["Cs"]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from taskyard.worker.announcer import Announcer
+from taskyard.worker.native_process import Announcer
 
 
 def test_connection_is_announced_once_per_change_and_endpoint() -> None:
@@ -26,9 +26,9 @@ def test_other_place_of_a_broker_is_announced() -> None:
     lines: list[str] = []
     announcer = Announcer("w", lines.append)
     for place in ("a", "a", "", "b", ""):
-        announcer.connection("a+b", connected=True, missing=False, place=place)
+        announcer.connection("a+b", connected=True, missing=False, address=place)
     announcer.connection("a+b", connected=False, missing=True)
-    announcer.connection("a+b", connected=True, missing=False, place="b")
+    announcer.connection("a+b", connected=True, missing=False, address="b")
     assert lines == [
         "worker w works for the broker at a",
         "worker w works for the broker at b",

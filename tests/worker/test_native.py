@@ -22,18 +22,13 @@ from taskyard.net.channel import OVERDUE_NS, Channel
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.native import peer
 from taskyard.wire.native.server import NativeServer
-from taskyard.worker.jobs import JobResult
-from taskyard.worker.limits import NO_ROOM_PAUSE_NS, NO_ROOM_RETRY_NS, SPOOL_START_NS
-from taskyard.worker.native import (
-    REFUSED_RETRY_NS,
-    REPORT_DELAY_NS,
-    STEAL_WAIT_NS,
-    NativeWorkerLoop,
-)
-from taskyard.worker.native_messages import REPORT_BYTES_MAX
+from taskyard.worker.held_tasks import REPORT_BYTES_MAX
+from taskyard.worker.jobs import NO_ROOM_RETRY_NS, JobResult
+from taskyard.worker.native import NativeWorkerLoop
 from taskyard.worker.native_process import WorkerMonitor, run_quick_tasks
+from taskyard.worker.output import NO_ROOM_PAUSE_NS, SPOOL_START_NS, OutputSpool
+from taskyard.worker.requests import REFUSED_RETRY_NS, REPORT_DELAY_NS, STEAL_WAIT_NS
 from taskyard.worker.settings import WorkerSettings, worker_settings
-from taskyard.worker.spool import OutputSpool
 from tests.wire.kit import BROKER, WALL_NS, Counter
 from tests.worker.fake_runner import FakeRunner
 

@@ -14,7 +14,7 @@ import zmq
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TaskState
-from taskyard.net.poller import Poller
+from taskyard.net.host import Poller
 from taskyard.process.child import ChildProcess
 from taskyard.wire.payloads import encode_command
 from taskyard.wire.ping_pong.peer import Settings

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from taskyard.worker.program_paths import REMEMBERED_NS_MAX, ProgramPaths
+from taskyard.worker.processes import REMEMBERED_NS_MAX, ProgramPaths
 from tests.worker.runner_harness import SetClock
 
 

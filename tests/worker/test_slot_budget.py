@@ -7,8 +7,14 @@ from hypothesis import strategies as st
 
 from taskyard.core.limits import SECOND_NS
 from taskyard.worker.jobs import Job
-from taskyard.worker.prefetch import Prefetch
-from taskyard.worker.slot_budget import EXCESS_NS, REQUEST_NS, Share, SlotBudget, WaitingCalls
+from taskyard.worker.slots import (
+    EXCESS_NS,
+    REQUEST_NS,
+    Prefetch,
+    Share,
+    SlotBudget,
+    WaitingCalls,
+)
 
 
 class Host:

@@ -8,14 +8,15 @@ from taskyard.core.blobs import Blob, Content
 from taskyard.core.limits import BLOB_BYTES_MIN, STREAM_END_BYTES
 from taskyard.core.output import Stream
 from taskyard.worker.jobs import Job
-from taskyard.worker.limits import (
+from taskyard.worker.output import (
     APPEND_BYTES_MAX,
     SPOOL_BYTES_DUE,
     SPOOL_BYTES_MAX,
     SPOOL_INTERVAL_NS,
     SPOOL_START_NS,
+    OutputSpool,
+    SpooledStream,
 )
-from taskyard.worker.spool import OutputSpool, SpooledStream
 
 JOB = Job(b"a", 1, b"exec", b"")
 BYTES = bytes(range(256)) * 1024

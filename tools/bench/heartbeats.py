@@ -23,7 +23,7 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Submission, Terms
 from taskyard.errors import UserError
 from taskyard.net import sockets
-from taskyard.net.poller import Poller
+from taskyard.net.host import Poller
 from taskyard.wire.native import peer
 from taskyard.worker.settings import WorkerSettings
 

@@ -27,7 +27,7 @@ from taskyard.core.output import Stream
 from taskyard.journal import blob_files, blobs
 from taskyard.journal.postgres import blobs as postgres_blobs
 from taskyard.wire.native import requests, value_messages
-from taskyard.worker import native_messages, spool
+from taskyard.worker import held_tasks, output
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -75,11 +75,11 @@ _SMALL: Final[Sequence[tuple[Any, str, int]]] = (
     (whole_bytes, "BLOB_BYTES_MIN", 4_000),
     (task_inputs, "STREAM_END_BYTES", 500),
     (core_blobs, "STREAM_END_BYTES", 500),
-    (native_messages, "BLOB_BYTES_MIN", 4_000),
-    (spool, "BLOB_BYTES_MIN", 4_000),
-    (spool, "STREAM_END_BYTES", 500),
-    (spool, "APPEND_BYTES_MAX", 2_500),
-    (spool, "SPOOL_BYTES_DUE", 2_000),
+    (held_tasks, "BLOB_BYTES_MIN", 4_000),
+    (output, "BLOB_BYTES_MIN", 4_000),
+    (output, "STREAM_END_BYTES", 500),
+    (output, "APPEND_BYTES_MAX", 2_500),
+    (output, "SPOOL_BYTES_DUE", 2_000),
     (value_messages, "PART_BYTES_MAX", 2_500),
     (requests, "PART_BYTES_MAX", 2_500),
     (blob_files, "SYNC_BYTES", 6_000),

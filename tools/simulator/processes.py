@@ -16,13 +16,7 @@ from simulator.decoders import BY, decode
 from simulator.measurements import measured
 from simulator.models import Violation
 from simulator.outputs import CALLS, has_stdout, printed_by
-from simulator.plan import (
-    MILLISECOND_NS,
-    NAMED_BY_BROKER,
-    RESULT_BYTES,
-    SECOND_NS,
-    TRUNCATED,
-)
+from simulator.plan import MILLISECOND_NS, NAMED_BY_BROKER, RESULT_BYTES, SECOND_NS, TRUNCATED
 from taskyard.core import effects, events
 from taskyard.core.blobs import Blob, Content
 from taskyard.core.events import Outcome
@@ -34,12 +28,13 @@ from taskyard.worker.jobs import Job, JobResult
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from taskyard.worker.output import OutputSpool, SpooledStream
+
     from simulator.clock import Timeline
     from simulator.world import World
     from taskyard.core.events import Event
     from taskyard.core.resources import Resources
     from taskyard.core.rules import Rule
-    from taskyard.worker.spool import OutputSpool, SpooledStream
 
 #: Turns at once, without a message, that a loop may request. More are a busy loop.
 TURNS_AT_ONCE_MAX: Final = 20

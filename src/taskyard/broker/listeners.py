@@ -18,7 +18,7 @@ from taskyard.broker.dialect_servers import BUILDERS, ListenerOptions, random_bi
 from taskyard.broker.transport import DialectRouter
 from taskyard.errors import UnusableEndpoint
 from taskyard.net import endpoints, sockets
-from taskyard.process.broker_files import OpenListener
+from taskyard.process.state_files import OpenListener
 from taskyard.settings.keys import ListenSection
 from taskyard.wire.dialect import DIALECTS_MAX
 from taskyard.wire.native.pending import PLAIN_LEASE_NS

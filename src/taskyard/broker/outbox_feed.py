@@ -30,7 +30,7 @@ from taskyard.core.task_inputs import PICKLE_MARK, blobs_in
 from taskyard.errors import NoBroker, UserError
 from taskyard.journal.postgres import database, outbox
 from taskyard.journal.postgres.outbox import OutboxCounts, Refused
-from taskyard.net.blocking_channel import BlockingChannel
+from taskyard.net.channel import BlockingChannel
 from taskyard.wire.native import peer, value_messages
 
 if TYPE_CHECKING:

@@ -26,8 +26,8 @@ from taskyard.journal.postgres.follower import Behind, Follower, Interrupted
 from taskyard.journal.postgres.leader import NO_HOLDER, Vacancy, boottime_ns
 from taskyard.journal.postgres.lease import Lease
 from taskyard.journal.schema import write_error
-from taskyard.net.signals import Waker
-from taskyard.process import broker_files
+from taskyard.net.host import Waker
+from taskyard.process import state_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -160,7 +160,7 @@ class Standby:
         self._is_announced = False
         #: When this standby had all rows, and when it reported that.
         self._caught_up_ns, self._reported_ns = boottime_ns(), 0
-        self._file: broker_files.Standby | None = None
+        self._file: state_files.Standby | None = None
         self._lease: Lease | None = None
         self._failure: BaseException | None = None
         self._stopping = threading.Event()
@@ -194,7 +194,7 @@ class Standby:
         self._thread.join(_STOP_SECONDS)
         self._follower.interrupt()
         self._thread.join(_JOIN_SECONDS)
-        broker_files.remove_standby(self._settings.state)
+        state_files.remove_standby(self._settings.state)
         if self._thread.is_alive():
             return  # it ends with the process
         self._follower.close()
@@ -278,7 +278,7 @@ class Standby:
             self._reported_ns = now_ns
             places = [place for _, place in self._settings.listen]
             self._follower.report(gethostname(), places, now_ns - self._caught_up_ns)
-        file = broker_files.Standby(seen.epoch, *polled.place)
+        file = state_files.Standby(seen.epoch, *polled.place)
         if file != self._file:
             self._file = file
-            broker_files.write_standby(self._settings.state, file)
+            state_files.write_standby(self._settings.state, file)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from taskyard.broker.auth import Authenticator
     from taskyard.core.effects import Effect
     from taskyard.core.events import Event
-    from taskyard.net.poller import Poller
+    from taskyard.net.host import Poller
     from taskyard.net.protocols import Clock
     from taskyard.net.zmq_socket import ZmqSocket
     from taskyard.wire.dialect import Dialect, Reply

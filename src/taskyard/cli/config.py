@@ -20,7 +20,7 @@ from taskyard.cli.output import example, print_document, print_table
 from taskyard.client import discovery
 from taskyard.errors import ExitCode, NoBroker, UserError
 from taskyard.net import endpoints
-from taskyard.process.locks import LOCK_FILE, UP_FILE, lock_holder
+from taskyard.process.state_files import LOCK_FILE, UP_FILE, lock_holder
 from taskyard.settings.files import InvalidSettings
 from taskyard.settings.loader import load, problems
 

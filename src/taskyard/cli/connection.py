@@ -177,7 +177,7 @@ def connect_read_only(cli_context: CliContext) -> Iterator[ReadOnlyClient]:
 
 def check_not_standby(state: Path) -> None:
     """Raise `NoBroker` at once if a standby runs here: it answers nothing before it leads."""
-    from taskyard.process.broker_files import running_standby  # noqa: PLC0415  # not for `--help`
+    from taskyard.process.state_files import running_standby  # noqa: PLC0415  # not for `--help`
 
     found = running_standby(state)
     if found is not None:
@@ -206,7 +206,7 @@ def connect_unless_settled(
 
 def _offline_client(cli_context: CliContext) -> InternalClient | None:
     """Return a client for the state directory if no broker uses it."""
-    from taskyard.process.locks import LOCK_FILE, lock_holder  # noqa: PLC0415
+    from taskyard.process.state_files import LOCK_FILE, lock_holder  # noqa: PLC0415
 
     location = broker_location(cli_context)
     broker, state = location.broker, location.state
@@ -272,7 +272,7 @@ def closed_with_own_broker(cli_context: CliContext, client: InternalClient) -> I
 
     Requests raise `ClientClosed` then. They would wait without end: that broker does not return.
     """
-    from taskyard.process.locks import LOCAL_FILE, LOCK_FILE, lock_holder  # noqa: PLC0415
+    from taskyard.process.state_files import LOCAL_FILE, LOCK_FILE, lock_holder  # noqa: PLC0415
 
     location = broker_location(cli_context)
     broker, state = location.broker, location.state

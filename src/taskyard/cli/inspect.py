@@ -62,7 +62,7 @@ from taskyard.cli.wait import (
 )
 from taskyard.core.states import TaskState
 from taskyard.errors import ExitCode, UnknownName, UserError
-from taskyard.net.endpoints import has_places
+from taskyard.net.endpoints import has_addresses
 from taskyard.web.problems import problems_of
 from taskyard.wire.views import Service
 
@@ -260,7 +260,7 @@ def status(cli_context: CliContext, campaign: str | None, *, line: bool) -> Exit
 def _place_lines(cli_context: CliContext, broker: ReadOnlyClient) -> list[str]:
     """Return a line with the place of a broker that has several."""
     endpoint = broker_location(cli_context).broker
-    if endpoint is None or not has_places(endpoint):
+    if endpoint is None or not has_addresses(endpoint):
         return []
     return [f"answered by {getattr(broker, 'place', '')}"]
 

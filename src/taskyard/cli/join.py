@@ -13,13 +13,12 @@ import click
 from taskyard.cli.command import Command
 from taskyard.cli.output import example
 from taskyard.errors import UserError
-from taskyard.net import invitations
-from taskyard.net.keys import KeyEntry
+from taskyard.net.keys import KeyEntry, read_invitation
 from taskyard.wire.roles import Role
 
 if TYPE_CHECKING:
     from taskyard.cli.options import CliContext
-    from taskyard.net.invitations import Invitation
+    from taskyard.net.keys import Invitation
 
 #: Where unmodified programs of a dialect look for their broker. Only loopback: they have no keys.
 GATEWAYS: Final = {
@@ -44,7 +43,7 @@ def join(context: click.Context, file: str, *, yes: bool) -> object:
     and `taskyard keys revoke NAME` ends it.
     """
     cli_context: CliContext = context.obj
-    invitation = invitations.read(file)
+    invitation = read_invitation(file)
     words = _command(invitation, file)
     for line in _description(invitation, words):
         click.echo(line)

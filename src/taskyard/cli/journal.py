@@ -36,7 +36,7 @@ from taskyard.journal.compaction import CompactionResult
 from taskyard.journal.lock import StateLock
 from taskyard.journal.state_check import StateReport
 from taskyard.net.keyring import DIRECTORY_NAME
-from taskyard.process.locks import LOCK_FILE, lock_holder
+from taskyard.process.state_files import LOCK_FILE, lock_holder
 
 if TYPE_CHECKING:
     from taskyard.journal.postgres.database import Connection

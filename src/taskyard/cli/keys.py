@@ -30,11 +30,11 @@ from taskyard.cli.output import example, moment_cell, print_document, print_tabl
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import UnusableEndpoint, UserError
 from taskyard.journal import schema, state_check
-from taskyard.net import endpoints, invitations
-from taskyard.net.invitations import Invitation
+from taskyard.net import endpoints
+from taskyard.net import keys as key_files
 from taskyard.net.keyring import Keyring
-from taskyard.net.keys import KeyEntry, PeerKey, create_key_file
-from taskyard.process.broker_files import OpenListener, open_listeners
+from taskyard.net.keys import Invitation, KeyEntry, PeerKey
+from taskyard.process.state_files import OpenListener, open_listeners
 from taskyard.wire.roles import Role, relayed_roles
 
 if TYPE_CHECKING:
@@ -152,9 +152,9 @@ def invite(cli_context: CliContext, /, **given: Any) -> None:  # noqa: ANN401  #
     issued: list[Invitation] = []
 
     def deliver(key: PeerKey) -> None:
-        issued.append(invitations.invite(key, dialect, places))
+        issued.append(key.invite(dialect, places))
         if path is not None:
-            create_key_file(path, invitations.format_file(issued[0]))
+            key_files.create_key_file(path, key_files.format_invitation_file(issued[0]))
 
     def withdraw() -> None:
         if path is not None:
@@ -163,7 +163,7 @@ def invite(cli_context: CliContext, /, **given: Any) -> None:  # noqa: ANN401  #
     entry = _keyring(cli_context, cli_context.state_directory()).issue(
         name, roles, deliver, withdraw
     )
-    line = invitations.format_line(issued[0]) if path is None else None
+    line = key_files.format_invitation(issued[0]) if path is None else None
     if cli_context.as_json:
         document = KeysInviteDocument(
             file=None if path is None else str(path),
@@ -321,7 +321,7 @@ def invited_endpoints(
 
 
 def _check_given(given: str, dialect: str, count: int) -> tuple[str, ...]:
-    found = [endpoints.parse_places(one) for one in endpoints.split_endpoints(given)]
+    found = [endpoints.parse_addresses(one) for one in endpoints.split_endpoints(given)]
     if not all(isinstance(place, endpoints.Tcp) for places in found for place in places):
         raise UserError(f"--broker {given}: must be a TCP endpoint, as in tcp://HOST:PORT")
     if len(found) != count:

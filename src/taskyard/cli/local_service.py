@@ -44,7 +44,8 @@ from taskyard.errors import ClientClosed, Interrupted, NoBroker, UserError
 from taskyard.net import endpoints
 from taskyard.process import current_task
 from taskyard.process.fork import can_fork
-from taskyard.process.locks import (
+from taskyard.process.machine import usable_cores
+from taskyard.process.state_files import (
     LOCAL_FILE,
     LOCK_FILE,
     LocalLock,
@@ -54,7 +55,6 @@ from taskyard.process.locks import (
     killed_maps,
     lock_holder,
 )
-from taskyard.process.machine import usable_cores
 from taskyard.process.supervisor import Supervisor, WorkerSpec, stop_signals_as_interrupt
 from taskyard.settings.keys import SERVICES
 from taskyard.worker.allow_list import is_module_allowed

@@ -20,7 +20,7 @@ from taskyard.errors import NoBroker, StateLocked
 from taskyard.journal import readonly, recovery, state_store
 from taskyard.journal.archive import Archive
 from taskyard.net.protocols import SystemClock
-from taskyard.process.locks import LOCK_FILE, lock_holder
+from taskyard.process.state_files import LOCK_FILE, lock_holder
 from taskyard.wire.native import peer
 from taskyard.wire.native.server import NativeServer
 

@@ -20,7 +20,7 @@ from taskyard.errors import UserError
 
 if TYPE_CHECKING:
     from taskyard.client.discovery import Variables
-    from taskyard.net.invitations import Invitation
+    from taskyard.net.keys import Invitation
     from taskyard.settings.loader import Settings
 
 INVITE_VARIABLE: Final = "TASKYARD_INVITE"
@@ -313,11 +313,11 @@ def _join_as_peer(context: click.Context, option: click.Parameter, given: tuple[
     """Read the invitations of a worker or relay, which keeps the secret of one in memory."""
     if not given or context.resilient_parsing:
         return
-    from taskyard.net import invitations  # noqa: PLC0415  # not needed by `--help`
+    from taskyard.net.keys import read_invitation  # noqa: PLC0415  # not needed by `--help`
 
     cli_context = context.ensure_object(CliContext)
     if len(given) == 1:
-        cli_context.invitation = invitations.read(given[0])
+        cli_context.invitation = read_invitation(given[0])
         cli_context.invitation_file = None if given[0] == "-" else Path(given[0])
         return
     if not any(one.name == "dialect" for one in context.command.params):
@@ -332,11 +332,11 @@ def _read_invitations(
     context: click.Context, option: click.Parameter, given: tuple[str, ...]
 ) -> "list[Invitation]":
     """Read the invitations of several brokers. All must be files, and of one dialect."""
-    from taskyard.net import invitations  # noqa: PLC0415  # not needed by `--help`
+    from taskyard.net.keys import read_invitation  # noqa: PLC0415  # not needed by `--help`
 
     if "-" in given:
         raise click.BadParameter("give files", context, option)
-    found = [invitations.read(one) for one in given]
+    found = [read_invitation(one) for one in given]
     if len(dialects := dict.fromkeys(one.dialect for one in found)) > 1:
         raise click.BadParameter(f"they are for dialects {' and '.join(dialects)}", context, option)
     if len({one.endpoints[0] for one in found}) < len(found):

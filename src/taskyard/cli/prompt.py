@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Protocol, TextIO
 
 from taskyard.cli.format import escape_line
-from taskyard.net.signals import Waker
+from taskyard.net.host import Waker
 
 if TYPE_CHECKING:
     from collections.abc import Callable

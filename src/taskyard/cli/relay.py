@@ -96,7 +96,9 @@ def relay(  # click's options
     if len(above) > 1 and dialect != WMP:
         raise UserError(f"--to: a {dialect} relay has one broker")
     for one in above:
-        for place in set(below) & {str(at) for each in one for at in endpoints.parse_places(each)}:
+        for place in set(below) & {
+            str(at) for each in one for at in endpoints.parse_addresses(each)
+        }:
             raise UserError(f"--to {place}: the relay's own --listen endpoint")
     key, upstream_keys = _upstream_keys(cli_context, dialect, above)
     options = RelayOptions(
@@ -168,7 +170,7 @@ def _key(cli_context: CliContext, above: list[str]) -> PeerKey | None:
         for place in above
     }
     for place, key in found.items():
-        if key is None and any(map(endpoints.is_remote, endpoints.parse_places(place))):
+        if key is None and any(map(endpoints.is_remote, endpoints.parse_addresses(place))):
             raise UnusableKey(
                 f"--to {place}: on another machine, which needs a key (give --key or --invite)"
             )

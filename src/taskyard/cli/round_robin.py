@@ -52,8 +52,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from taskyard.cli.options import CommandFunction
-    from taskyard.net.invitations import Invitation
-    from taskyard.net.keys import PeerKey
+    from taskyard.net.keys import Invitation, PeerKey
     from taskyard.net.protocols import MonotonicClock
     from taskyard.net.zmq_socket import ZmqSocket
 

@@ -160,7 +160,7 @@ def _query_local(cli_context: CliContext, body: bytes) -> Reply | None:
 def _query_tcp(endpoint: str, key: PeerKey | None, body: bytes) -> Reply | None:
     from taskyard.core.limits import SECOND_NS  # noqa: PLC0415
     from taskyard.net import sockets  # noqa: PLC0415
-    from taskyard.net.poller import Poller  # noqa: PLC0415
+    from taskyard.net.host import Poller  # noqa: PLC0415
     from taskyard.wire.native.peer import Reply  # noqa: PLC0415
 
     deadline = time.monotonic() + REPLY_SECONDS

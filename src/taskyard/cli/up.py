@@ -55,7 +55,7 @@ from taskyard.errors import (
 from taskyard.journal.files import check_owner, make_private_directory, open_regular
 from taskyard.net import endpoints
 from taskyard.process.child import taskyard_command
-from taskyard.process.locks import LOCK_FILE, UP_FILE, hold_up_lock, lock_holder
+from taskyard.process.state_files import LOCK_FILE, UP_FILE, hold_up_lock, lock_holder
 from taskyard.process.supervisor import (
     Supervisor,
     WorkerSpec,

@@ -26,7 +26,7 @@ from taskyard.cli.scopes import scope_options
 from taskyard.cli.task_list import list_tasks
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import NoBroker, NotInstalled, UserError
-from taskyard.process.locks import BrokerWatch
+from taskyard.process.state_files import BrokerWatch
 from taskyard.web import address
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from taskyard.client.open_requests import ReplyTimeouts
 from taskyard.client.session import ABANDON_SECONDS, Session
 from taskyard.client.submit import Submitter, positional, rows_of
 from taskyard.core.events import Scope
-from taskyard.net.endpoints import has_places
+from taskyard.net.endpoints import has_addresses
 from taskyard.process import current_task
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class ClientBase(Generic[RunnerT]):
         self._timeout = connect_timeout if timeout is None else timeout
         self._session = Session(
             endpoint,
-            ReplyTimeouts.of(timeout, connect_timeout, has_places=has_places(endpoint)),
+            ReplyTimeouts.of(timeout, connect_timeout, has_places=has_addresses(endpoint)),
             blocking=bridge is None,
             key=discovery.key_for(endpoint, key),
             on_turn=None if bridge is None else bridge.wake,

@@ -26,8 +26,7 @@ from taskyard.wire.environments import Environment, encode_environment, is_passe
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taskyard.net.invitations import Invitation
-    from taskyard.net.keys import PeerKey
+    from taskyard.net.keys import Invitation, PeerKey
     from taskyard.settings.loader import Settings
 
 #: The dialect of clients.
@@ -103,11 +102,11 @@ def configured_invitation(settings: Settings) -> Invitation | None:
     place = settings.broker.invite
     if place is None:
         return None
-    from taskyard.net import invitations  # noqa: PLC0415  # as in `key_for`
+    from taskyard.net.keys import read_invitation, read_invitation_line  # noqa: PLC0415  # as in `key_for`
 
     if isinstance(place, Path):
-        return invitations.read(str(place))
-    return invitations.read_line(settings.all["broker.invite"].origin.place, place.reveal())
+        return read_invitation(str(place))
+    return read_invitation_line(settings.all["broker.invite"].origin.place, place.reveal())
 
 
 def peer_endpoints(broker: Brokers) -> tuple[str, ...]:
@@ -237,7 +236,7 @@ def is_refused(endpoint: str) -> bool:
 
     Nor is it known of a broker at several places: one of them may be about to take over.
     """
-    if endpoints.has_places(endpoint):
+    if endpoints.has_addresses(endpoint):
         return False
     place = endpoints.parse_peer(endpoint)
     try:

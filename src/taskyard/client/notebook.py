@@ -20,7 +20,7 @@ from taskyard.client.progress_rate import Rate
 from taskyard.core.states import TaskState
 from taskyard.design import PALETTES
 from taskyard.errors import BytesTruncated, TaskyardError, TimedOut
-from taskyard.process.page_file import page_address
+from taskyard.process.state_files import page_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

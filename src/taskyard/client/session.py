@@ -27,9 +27,8 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.errors import ClientClosed, NoBroker, Refused, TaskyardError, UserError
 from taskyard.net import sockets
 from taskyard.net.channel import Channel
-from taskyard.net.poller import Poller
+from taskyard.net.host import Poller, Waker
 from taskyard.net.protocols import SystemClock
-from taskyard.net.signals import Waker
 from taskyard.process.call_values import CallValues
 from taskyard.process.value_access import ValueAccess
 
@@ -275,7 +274,7 @@ class Session:
 
     def _loop(self, wire: ZmqSocket) -> None:
         self.use(wire)
-        self.outage.place = lambda: wire.place
+        self.outage.place = lambda: wire.address
         poller = Poller()
         poller.add(wire)
         poller.add(self._waker.fileno())

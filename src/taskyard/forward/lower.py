@@ -56,7 +56,7 @@ _SAFE: Final = ":@ +,;=()[]!"
 
 def upper_label(endpoint: str) -> str:
     """Return a label of a broker by its first place: host and port, or a host and a hash."""
-    place = endpoints.parse_places(endpoint)[0]
+    place = endpoints.parse_addresses(endpoint)[0]
     if isinstance(place, endpoints.Tcp):
         return str(place).removeprefix("tcp://")
     digest = hashlib.sha256(place.path.encode()).hexdigest()[:_DIGEST_CHARACTERS]

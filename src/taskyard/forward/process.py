@@ -12,8 +12,6 @@ from contextlib import closing
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Final
 
-from msgspec import structs
-
 from taskyard.client.internal import InternalClient
 from taskyard.core.model import shown
 from taskyard.errors import NoBroker
@@ -24,14 +22,13 @@ from taskyard.net.channel import Channel
 from taskyard.net.host import Host
 from taskyard.worker.native import NativeWorkerLoop
 from taskyard.worker.native_process import SocketWorker
-from taskyard.worker.spool import OutputSpool
+from taskyard.worker.output import OutputSpool
 from taskyard.worker.wmp import WmpWorker, WmpWorkerLoop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from taskyard.core.resources import Resources
     from taskyard.net.keys import PeerKey
     from taskyard.worker.settings import WorkerSettings
 
@@ -57,15 +54,6 @@ def connect_lower(
             return LowerBroker(client, label or upper_label(upper), is_label_given=given)
 
 
-class ForwardLoop(NativeWorkerLoop):
-    """A native worker whose slots and resources change."""
-
-    def set_capacity(self, slots: int, resources: Resources) -> None:
-        """Use another number of slots and other resources from now on."""
-        self.settings = structs.replace(self.settings, slots=slots, resources=resources)
-        self._worker_message = self._make_worker_message()
-
-
 def serve(  # noqa: PLR0913  # the last ones are named
     endpoint: str,
     settings: WorkerSettings,
@@ -85,7 +73,7 @@ def serve(  # noqa: PLR0913  # the last ones are named
         runner = host.add_resource(ForwardRunner(lower, spool))
         wire = host.add_socket(sockets.connect(endpoint, key, counts=True))
         channel = Channel(wire, host.clock)
-        loop = ForwardLoop(settings, channel, runner, host.clock, spool=spool)
+        loop = NativeWorkerLoop(settings, channel, runner, host.clock, spool=spool)
         loop.on_ended = runner.cancel_ended
         runner.on_capacity = lambda one: loop.set_capacity(slots or one.slots, one.resources)
         worker = SocketWorker(loop, channel, runner, announce)

@@ -34,11 +34,11 @@ from taskyard.errors import (
     TaskyardError,
     UserError,
 )
-from taskyard.net.signals import Waker
+from taskyard.net.host import Waker
 from taskyard.wire.payloads import CALL, EXEC
 from taskyard.wire.plain_pickles import looks_pickled
 from taskyard.worker.jobs import Job, JobResult, cut_reason
-from taskyard.worker.programs import ProgramOutput, SpooledOutput
+from taskyard.worker.output import ProgramOutput, SpooledOutput
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from taskyard.core.blobs import Content
     from taskyard.core.runs import Run
     from taskyard.forward.lower import Capacity, LowerBroker
-    from taskyard.worker.spool import OutputSpool
+    from taskyard.worker.output import OutputSpool
 
 logger = logging.getLogger(__name__)
 

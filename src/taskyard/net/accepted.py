@@ -1,4 +1,4 @@
-"""Accepted connections: counters of the kernel, cutting and holding them, and the log of that.
+"""Accepted connections: counters of the kernel, cutting and holding them, and unrouted peers.
 
 Descriptors belong to ZeroMQ. They are read and disconnected here, never closed. ZeroMQ then
 detects a dead connection, frees its memory, and closes the descriptor itself.
@@ -18,12 +18,13 @@ import tempfile
 import termios
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from msgspec import Struct, field
 
 from taskyard.core.limits import SECOND_NS
+from taskyard.net.options import HANDSHAKE_MS_MAX
 
 logger = logging.getLogger("taskyard.net")
 
@@ -44,7 +45,7 @@ _BYTES_UNSENT_HALF_WORD: Final = 36
 #: An address of the family AF_UNSPEC. Connecting to it disconnects.
 _NOWHERE: Final = bytes(16)
 
-#: Longer waits sleep. Shorter ones spin.
+#: Longer waits sleep, and shorter waits spin.
 _WAIT_NS_MAX: Final = SECOND_NS // 5_000
 
 #: Linux constants for a packet filter with one instruction, which drops all packets.
@@ -81,7 +82,7 @@ COUNTED_BYTES_MIN: Final = 4 << 10
 WAITING_BYTES_MIN: Final = 1 << 20
 
 #: How long a released peer may take for its next bytes, in addition to the time of the hold. TCP
-#: resends at growing intervals: the next one is as long as all before.
+#: resends at growing intervals: the next interval is as long as all before.
 RESUME_NS: Final = 2 * SECOND_NS
 
 
@@ -129,10 +130,10 @@ class Arrivals(Struct, eq=False):
 
 
 class Connection(Struct, eq=False):
-    """One accepted connection, and the bytes of it that are not a whole message yet."""
+    """An accepted connection, and the bytes of it that are not a whole message yet."""
 
     descriptor: int
-    #: Distinguishes this connection from a later one with its descriptor.
+    #: Distinguishes this connection from a later connection with its descriptor.
     inode: int
     arrivals: Arrivals
     accepted_ns: int
@@ -151,9 +152,9 @@ class Connection(Struct, eq=False):
     unfinished_ns: int = 0
     #: Bytes that ZeroMQ has read and the broker has not received, as of the last sample.
     waiting: int = 0
-    #: All its whole messages were received, and the rest is one unfinished message.
+    #: All its whole messages were received. What is left is an unfinished message.
     is_drained: bool = True
-    #: By how much the estimate of taken bytes exceeds the received ones.
+    #: By how much the estimate of taken bytes exceeds the received bytes.
     overcount: int = 0
     #: Since when the kernel drops its packets. 0: it does not.
     held_ns: int = 0
@@ -209,7 +210,7 @@ class Connection(Struct, eq=False):
             self.waiting = max(0, waiting - waiting_bytes(self.descriptor))
 
     def count_received(self) -> int:
-        """Return the bytes received so far. For a local connection: those seen waiting."""
+        """Return the bytes received so far. For a local connection: the bytes seen waiting."""
         if not self.arrivals.is_local:
             return received_bytes(self.descriptor)
         return self.received + waiting_bytes(self.descriptor)
@@ -382,8 +383,8 @@ def received_segments(descriptor: int) -> int:
 
 
 def transferred_bytes(descriptor: int) -> tuple[int, int]:
-    """Return the bytes that a TCP connection has received, and those of what it sends that were
-    acknowledged while more wait. The second is 0 if nothing waits."""
+    """Return the bytes that a TCP connection has received, and how many of the sent
+    bytes were acknowledged while more wait. The second is 0 if nothing waits."""
     words = _tcp_info(descriptor)
     halves = ctypes.cast(words, ctypes.POINTER(ctypes.c_uint32))
     waits = halves[_SEGMENTS_UNACKNOWLEDGED_HALF_WORD] or halves[_BYTES_UNSENT_HALF_WORD]
@@ -411,7 +412,7 @@ def waiting_bytes(descriptor: int) -> int:
 
 
 def peer_address(descriptor: int) -> str:
-    """Return the peer's address and port, or the process of a local one. "" if unknown."""
+    """Return the peer's address and port, or its process if it is local. "" if unknown."""
     held = socket.socket(fileno=descriptor)
     try:
         if held.family == socket.AF_UNIX:
@@ -463,3 +464,83 @@ class CutReport:
             logger.warning(_TEXTS[reason], count, self.peer)
         self._fresh.clear()
         self.peer = ""
+
+
+#: How often connections are examined.
+EXAMINE_NS: Final = SECOND_NS
+
+#: Bytes of a handshake may arrive this long after a connection.
+HANDSHAKE_NS_MAX: Final = HANDSHAKE_MS_MAX * SECOND_NS // 1000 + EXAMINE_NS
+
+#: More bytes than this in one interval may be a part of one long message.
+SMALL_BYTES_MAX: Final = 16 << 10
+
+#: Segments of a long message are longer on average: every link carries 512 bytes in a packet.
+SEGMENT_BYTES_MIN: Final = 400
+
+#: Intervals without a byte that separate two messages. A link of 1 KiB/s has one between segments.
+QUIET_INTERVALS_MIN: Final = 2
+
+#: Intervals with a short message and no delivery. A message may be in transit, and lost packets
+#: make the segments of an interval look shorter.
+INTERVALS_MIN: Final = 3
+
+
+class _Examined(Struct):
+    """A connection as of the last examination."""
+
+    received: int
+    segments: int
+    #: Intervals without a byte since the last interval with some.
+    quiet: int = 0
+    #: Intervals in which a short message arrived.
+    short: int = 0
+
+    def examine(self, received: int, segments: int) -> None:
+        """Count the bytes and segments of an interval."""
+        grown = received - self.received
+        if grown <= 0:
+            self.quiet += 1
+            return
+        is_in_short_segments = grown < SEGMENT_BYTES_MIN * (segments - self.segments)
+        is_separate = self.quiet >= QUIET_INTERVALS_MIN
+        if grown <= SMALL_BYTES_MAX and (is_in_short_segments or is_separate):
+            self.short += 1
+        else:
+            self.short = 0
+        self.received, self.segments, self.quiet = received, segments, 0
+
+
+class UnroutedPeers:
+    """Finds connections with keys whose messages ZeroMQ does not deliver.
+
+    On a listener with keys the first peer of a routing id keeps it. ZeroMQ delivers no message of a
+    second peer, and does not report it, even after the first has left. So a connection that sends
+    and never has a message delivered is found here by the kernel's counters. Once cut, its peer
+    reconnects, and is served if the id is free by then.
+
+    A long first message over a slow link has no message delivered either. But it arrives without
+    long pauses and in full segments. Short messages arrive in short segments, or with pauses.
+    """
+
+    def __init__(self) -> None:
+        self._examined: dict[Connection, _Examined] = {}
+        self._examine_at_ns = 0
+
+    def is_due(self, now_ns: int) -> bool:
+        """Return whether to call `find`."""
+        return now_ns >= self._examine_at_ns
+
+    def find(self, strangers: Iterable[Connection], now_ns: int) -> list[Connection]:
+        """Examine connections without a message. Return the unrouted connections."""
+        self._examine_at_ns = now_ns + EXAMINE_NS
+        examined: dict[Connection, _Examined] = {}
+        for one in strangers:
+            if now_ns - one.accepted_ns < HANDSHAKE_NS_MAX or not one.arrivals.is_caught_up():
+                continue
+            received, segments = one.count_received(), one.count_segments()
+            found = self._examined.get(one) or _Examined(received, segments)
+            found.examine(received, segments)
+            examined[one] = found
+        self._examined = examined
+        return [one for one, found in examined.items() if found.short >= INTERVALS_MIN]

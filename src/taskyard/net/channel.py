@@ -1,30 +1,36 @@
-"""A peer's channel to its broker: numbers requests, and resends those without a reply.
+"""A peer's channel to its broker: numbers requests, and resends requests without a reply.
 
 A request stays open until its reply arrives. It is sent again when the broker is a new process
 (which has lost the request), when ZeroMQ has reconnected (messages in transit are lost, and a reply
 that waits at the broker would go to the old connection), or when the reply is overdue. So every
 request must be idempotent, and in this dialect all are. A request that can't be sent is sent once
-there is a connection. A temporarily refused one is sent again after a pause that doubles each time.
+there is a connection. A temporarily refused request is sent again after a growing pause.
 
-Takes its socket and clock as arguments. Knows the numbering of requests, not their content.
+`Channel` takes its socket and clock as arguments. `BlockingChannel` has both, for a thread that may
+wait for each reply. They know the numbering of requests, not their content.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 from msgspec import Struct
 
 from taskyard.core.limits import SECOND_NS
-from taskyard.errors import Malformed, UserError
+from taskyard.errors import Malformed, NoBroker, UserError
+from taskyard.net import sockets
+from taskyard.net.host import Poller
 from taskyard.net.options import FRAME_BYTES_MAX
+from taskyard.net.protocols import SystemClock
 from taskyard.wire.native import development, peer
 from taskyard.wire.native.peer import Reply
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from taskyard.net.keys import PeerKey
     from taskyard.net.protocols import MonotonicClock, PeerTransport
+
 
 #: With open requests and no reply for this long, ping the broker. Connections are checked as often.
 PING_NS: Final = SECOND_NS // 2
@@ -121,8 +127,8 @@ class Channel:
         return self._number
 
     def note_waiting(self, number: int, *, waits: bool) -> None:
-        """Note whether an open request waits at the broker. Then its reply is not overdue. One that
-        waited before and does not any more was lost, and is sent again."""
+        """Note whether an open request waits at the broker. Then its reply is not overdue. A
+        request that waited before and does not any more was lost, and is sent again."""
         request = self._open.get(number)
         if request is None or not request.sent_ns:
             return
@@ -141,7 +147,7 @@ class Channel:
             request.wait_ns = request.wait_ns if wait_ns is None else wait_ns
 
     def drop(self, number: int) -> None:
-        """Drop a request. Its reply is ignored."""
+        """Drop a request, and ignore its reply."""
         self._open.pop(number, None)
         self._unsent.pop(number, None)
         self._later.pop(number, None)
@@ -206,13 +212,13 @@ class Channel:
         """Queue all open requests again: another broker process replies."""
         first, self._broker = not self._broker, broker
         for number, request in self._open.items():
-            # Before the first reply the receiver is unknown. A recent request went to this one.
+            # Before the first reply the receiver is unknown. A recent request went to this process.
             old = not first or self._last_reply_ns - request.sent_ns > PING_NS
             if old and number != answered:
                 self._unsent[number] = None
 
     def turn(self) -> None:
-        """Send queued requests, repeat overdue ones, and ping if there was no reply for long."""
+        """Send queued requests, and overdue requests again. Ping if no reply came for long."""
         now_ns = self._clock.monotonic_ns()
         if now_ns - self._counted_ns >= PING_NS:
             self._check_reconnected(now_ns)
@@ -264,3 +270,56 @@ class Channel:
 def _more_follow(reply: Reply) -> bool:
     """Return whether more replies follow: a stream was accepted, or some of it is left."""
     return reply.kind == peer.OK or (reply.kind == peer.WATCH and reply.count > 0)
+
+
+#: How often a thread that waits for a reply checks whether to stop.
+STOP_CHECK_NS: Final = SECOND_NS // 20
+
+
+class BlockingChannel:
+    """A connection to one broker. Use it as a context manager, in one thread."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        key: PeerKey | None = None,
+        timeout: float | None = None,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> None:
+        """Connect. `timeout` limits the time without an answer."""
+        self._endpoint = endpoint
+        self._timeout_ns = None if timeout is None else round(timeout * SECOND_NS)
+        self._should_stop = should_stop
+        self._clock = SystemClock()
+        self._wire = sockets.connect(endpoint, key, counts=True)
+        self._channel = Channel(self._wire, self._clock)
+        self._poller = Poller()
+        self._poller.add(self._wire)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._poller.remove(self._wire)
+        self._wire.close()
+
+    def ask(self, build: Callable[[int], bytes]) -> Reply:
+        """Send a request, and wait for its reply. Raises `NoBroker` after the timeout, or when
+        this thread should stop."""
+        number, channel = self._channel.request(build), self._channel
+        while True:
+            wake_at_ns = channel.wake_at_ns()
+            wait_ns = SECOND_NS if wake_at_ns is None else wake_at_ns - self._clock.monotonic_ns()
+            self._poller.wait(wait_ns if self._should_stop is None else min(wait_ns, STOP_CHECK_NS))
+            for reply in channel.receive():
+                if reply.request == number:
+                    return reply
+            channel.turn()
+            unanswered_ns = channel.unanswered_ns()
+            self._wire.check_accepted(unanswered_ns)
+            if self._timeout_ns is not None and unanswered_ns > self._timeout_ns:
+                seconds = unanswered_ns / SECOND_NS
+                raise NoBroker(f"broker at {self._endpoint}: no answer for {seconds:.1f} s")
+            if self._should_stop is not None and self._should_stop():
+                channel.drop(number)
+                raise NoBroker(f"broker at {self._endpoint}: no answer when the request was ended")

@@ -1,11 +1,11 @@
-"""Endpoints: which ones are valid, the native one of a state directory, and listening on them.
+"""Endpoints: their forms, the native endpoint of a state directory, and listening on them.
 
-An endpoint is `ipc://PATH` or `tcp://ADDRESS:PORT`. One that other machines can reach needs keys:
-`is_remote` detects it, and `sockets.py` requires them. A broker listens on addresses only. A peer
-may also connect to a host name, because the key authenticates the broker. Imports no zmq.
+An endpoint is `ipc://PATH` or `tcp://ADDRESS:PORT`. Where other machines can reach it, it needs
+keys: `is_remote` detects it, and `sockets.py` requires them. A broker listens on addresses only. A
+peer may also connect to a host name, because the key authenticates the broker. Imports no zmq.
 
-A broker that may be at one of several places is written with plus signs between them:
-`tcp://a.example:6125+tcp://b.example:6125`. Peers find it: see `places.py`.
+A broker that may be at one of several addresses is written with plus signs between them:
+`tcp://a.example:6125+tcp://b.example:6125`. Peers find it: see `FailoverSocket`.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ BACKLOG: Final = 4_096
 
 PORT_MAX: Final = 65_535
 
-#: Parent of the short directories. Not TMPDIR: broker and client may have different ones.
+#: Parent of the short directories. Not TMPDIR: broker and client may differ in it.
 SHORT_DIRECTORY = Path("/tmp")  # noqa: S108 - anybody may write there, so the owner and mode are checked
 
 #: 64 bits of a path's hash distinguish the state directories of one user.
@@ -102,52 +102,52 @@ def listen_endpoint(endpoint: str) -> str:
 
 
 def peer_endpoint(endpoint: str) -> str:
-    """Return the canonical form of an endpoint to connect to, which may have several places."""
-    return "+".join(map(str, parse_places(endpoint)))
+    """Return the canonical form of an endpoint to connect to, which may have several addresses."""
+    return "+".join(map(str, parse_addresses(endpoint)))
 
 
-def parse_places(endpoint: str) -> tuple[Tcp | Ipc, ...]:
-    """Parse the places of an endpoint to connect to. Each is returned once. Raise UserError."""
+def parse_addresses(endpoint: str) -> tuple[Tcp | Ipc, ...]:
+    """Parse the addresses of an endpoint to connect to. Each is returned once. Raise UserError."""
     return tuple(dict.fromkeys(parse_peer(one.strip()) for one in _PLUS.split(endpoint)))
 
 
 def uses_tcp(endpoint: str) -> bool:
-    """Return whether one of the places of an endpoint is on TCP, where keys are used."""
+    """Return whether one of the addresses of an endpoint is on TCP, where keys are used."""
     return any(one.startswith("tcp://") for one in _PLUS.split(endpoint))
 
 
 def is_local(endpoint: str) -> bool:
-    """Return whether all places of an endpoint are sockets of this machine's file system."""
+    """Return whether all addresses of an endpoint are sockets of this machine's file system."""
     return all(one.startswith("ipc://") for one in _PLUS.split(endpoint))
 
 
-def has_places(endpoint: str) -> bool:
-    """Return whether an endpoint has several places."""
+def has_addresses(endpoint: str) -> bool:
+    """Return whether an endpoint has several addresses."""
     return _PLUS.search(endpoint) is not None
 
 
-def is_remote(place: Tcp | Ipc) -> bool:
-    """Return whether other machines can reach an endpoint, or it is on one."""
-    return isinstance(place, Tcp) and not place.is_loopback
+def is_remote(address: Tcp | Ipc) -> bool:
+    """Return whether other machines can reach an address, or it is on another machine."""
+    return isinstance(address, Tcp) and not address.is_loopback
 
 
-def is_wildcard(place: Tcp | Ipc) -> bool:
+def is_wildcard(address: Tcp | Ipc) -> bool:
     """Return whether an endpoint stands for all addresses of a machine."""
-    return isinstance(place, Tcp) and place.host in ("0.0.0.0", "::", "[::]")  # noqa: S104 - a test
+    return isinstance(address, Tcp) and address.host in ("0.0.0.0", "::", "[::]")  # noqa: S104 - a test
 
 
 def parse_peer(endpoint: str) -> Tcp | Ipc:
     """Parse an endpoint to connect to. It must have a port and may have a host name."""
-    place = parse(endpoint, by_name=True)
-    if isinstance(place, Ipc):
-        return place
-    if place.port == 0:
+    address = parse(endpoint, by_name=True)
+    if isinstance(address, Ipc):
+        return address
+    if address.port == 0:
         raise UnusableEndpoint(f"endpoint {endpoint}: no port to connect to ({_FORMS_HINT})")
-    if is_wildcard(place):
+    if is_wildcard(address):
         raise UnusableEndpoint(
             f"endpoint {endpoint}: stands for all addresses of a machine (give one of them)"
         )
-    return place
+    return address
 
 
 def split_endpoints(given: str) -> list[str]:
@@ -157,8 +157,8 @@ def split_endpoints(given: str) -> list[str]:
 
 def parse(endpoint: str, *, by_name: bool = False) -> Tcp | Ipc:
     """Parse an endpoint. `by_name` allows a host name. Raise UserError if it is invalid."""
-    if has_places(endpoint):
-        raise UnusableEndpoint(f"endpoint {endpoint}: several places, expected one")
+    if has_addresses(endpoint):
+        raise UnusableEndpoint(f"endpoint {endpoint}: several addresses, expected one")
     if endpoint.startswith("ipc://"):
         return _parse_ipc(endpoint)
     match = _TCP.fullmatch(endpoint)
@@ -248,7 +248,7 @@ class SocketFile(NamedTuple):
     inode: int
 
     def remove(self) -> None:
-        """Remove the file, unless another one has replaced it."""
+        """Remove the file, unless another file has replaced it."""
         with contextlib.suppress(FileNotFoundError):
             found = self.path.lstat()
             if (found.st_dev, found.st_ino) == (self.device, self.inode):
@@ -260,62 +260,62 @@ class ListeningDescriptor(NamedTuple):
 
     descriptor: int
     #: Has the real port.
-    place: Tcp | Ipc
+    address: Tcp | Ipc
     file: SocketFile | None
 
 
-def open_listener(place: Tcp | Ipc) -> ListeningDescriptor:
+def open_listener(address: Tcp | Ipc) -> ListeningDescriptor:
     """Listen on an endpoint. Raise UserError if that fails or another process listens there."""
     try:
-        return _open_tcp(place) if isinstance(place, Tcp) else _open_ipc(place)
+        return _open_tcp(address) if isinstance(address, Tcp) else _open_ipc(address)
     except OSError as error:
-        raise UnusableEndpoint(f"can't listen on {place}: {error.strerror}") from error
+        raise UnusableEndpoint(f"can't listen on {address}: {error.strerror}") from error
 
 
-def _open_tcp(place: Tcp) -> ListeningDescriptor:
-    family = socket.AF_INET6 if place.is_ipv6 else socket.AF_INET
+def _open_tcp(address: Tcp) -> ListeningDescriptor:
+    family = socket.AF_INET6 if address.is_ipv6 else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         # A port is free as soon as no process listens on it, whatever old connections linger.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((place.host, place.port))
+        listener.bind((address.host, address.port))
         _listen(listener)
         port: int = listener.getsockname()[1]
-        return ListeningDescriptor(listener.detach(), Tcp(place.host, port), None)
+        return ListeningDescriptor(listener.detach(), Tcp(address.host, port), None)
 
 
-def reserve(place: Tcp) -> socket.socket:
+def reserve(address: Tcp) -> socket.socket:
     """Bind an address without listening there: connections are refused, as without a process.
 
     Raise UserError if that fails.
     """
-    family = socket.AF_INET6 if place.is_ipv6 else socket.AF_INET
+    family = socket.AF_INET6 if address.is_ipv6 else socket.AF_INET
     reserved = socket.socket(family, socket.SOCK_STREAM)
     try:
         try:
-            reserved.bind((place.host, place.port))
+            reserved.bind((address.host, address.port))
         except OSError:
-            # Old connections may linger. Others can bind it then, too, but only one can listen.
+            # Old connections may linger. Another process can bind it then, but not listen too.
             reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            reserved.bind((place.host, place.port))
+            reserved.bind((address.host, address.port))
     except OSError as error:
         reserved.close()
-        raise UnusableEndpoint(f"can't listen on {place}: {error.strerror}") from error
+        raise UnusableEndpoint(f"can't listen on {address}: {error.strerror}") from error
     return reserved
 
 
-def _open_ipc(place: Ipc) -> ListeningDescriptor:
-    path = Path(place.path)
+def _open_ipc(address: Ipc) -> ListeningDescriptor:
+    path = Path(address.path)
     make_private_directory(path.parent)
     _check_directory_private(path.parent)
     _remove_stale_socket(path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        listener.bind(place.path)
-        # No peer can connect before it listens, so it is never open to others.
+        listener.bind(address.path)
+        # No peer can connect before it listens, so it is never open to other users.
         path.chmod(PRIVATE_FILE)
         _listen(listener)
         found = path.lstat()
         return ListeningDescriptor(
-            listener.detach(), place, SocketFile(path, found.st_dev, found.st_ino)
+            listener.detach(), address, SocketFile(path, found.st_dev, found.st_ino)
         )
 
 
@@ -336,7 +336,7 @@ def _check_directory_private(directory: Path) -> None:
 
 
 def _remove_stale_socket(path: Path) -> None:
-    """Remove the file of a broker that ended without closing. Keep that of a live one."""
+    """Remove the file of a broker that ended without closing. Keep the file of a live broker."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:

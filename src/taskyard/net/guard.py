@@ -4,7 +4,7 @@ ZeroMQ keeps a message until its last frame arrives, and aborts when memory or d
 So the guard counts accepted connections, and checks memory many times a second. It cuts strangers
 (connections that never sent a whole message) when there are too many of them, and senders of
 unfinished messages when memory has grown, and peers that ZeroMQ does not route. It holds senders of
-many large messages until the broker has received those. A cut peer may reconnect. The guard reads
+many large messages until the broker has received these. A cut peer may reconnect. The guard reads
 no message and changes no durable state.
 """
 
@@ -25,48 +25,19 @@ from typing import TYPE_CHECKING, Final
 import zmq
 
 from taskyard.core.limits import SECOND_NS
-from taskyard.net import memory, unrouted, zap
-from taskyard.net.accepted import (
-    FOR_CONNECTIONS,
-    FOR_FRAMES,
-    FOR_MEMORY,
-    FOR_ROUTE,
-    HELD,
-    WAITING_BYTES_MIN,
-    Arrivals,
-    Connection,
-    CutReport,
-    Cutter,
-    Gate,
-    inode_of,
-)
-from taskyard.net.context import context
-from taskyard.net.memory import Memory, MemoryMeter
-from taskyard.net.peer_log import PeerLog
-from taskyard.net.pressure import (
-    LOCAL_SHARE,
-    LOOK_MS,
-    WAITING_SHARE,
-    ConnectionLimits,
-    Level,
-    Pressure,
-    backlog_bytes,
-    backlog_of,
-    merit,
-    stranger_to_cut,
-    strangers_of,
-    suspects_of,
-    wait_ms_after,
-)
-from taskyard.net.signals import Waker
-from taskyard.net.unrouted import UnroutedPeers
+from taskyard.net import accepted, memory
+from taskyard.net.accepted import Arrivals, Connection
+from taskyard.net.context import ask_for_room, context
+from taskyard.net.event_log import PeerLog
+from taskyard.net.host import Waker
+from taskyard.net.memory import Memory
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
 
 logger = logging.getLogger("taskyard.net")
 
-#: Events read from one listener before the next one is served.
+#: Events read from one listener before the next listener is served.
 EVENTS_MAX: Final = 100
 
 #: Strangers are cut with the gates shut once more than this part of the descriptors is in use.
@@ -114,7 +85,7 @@ class Guard:
     Does nothing on systems other than Linux.
     """
 
-    def __init__(self, limits: ConnectionLimits | None = None) -> None:
+    def __init__(self, limits: memory.ConnectionLimits | None = None) -> None:
         self._is_able = sys.platform == "linux"
         self._limits = limits
         #: Connections cut, by reason.
@@ -136,7 +107,7 @@ class Guard:
         if not self._is_able:
             return None
         arrivals = Arrivals(int(socket.FD), is_local, has_keys)
-        listener = _Listener(socket, arrivals, Gate(descriptor))
+        listener = _Listener(socket, arrivals, accepted.Gate(descriptor))
         self._listeners.append(listener)
         return listener.arrivals
 
@@ -154,13 +125,13 @@ class Guard:
         limits = self._limits or _limits_of_process()
         work = _Work(self._listeners, limits, self.cut, self._waker)
         self._thread = threading.Thread(target=work.run, name="taskyard-guard", daemon=True)
-        zap.ask_for_room(work.has_room)
+        ask_for_room(work.has_room)
         self._thread.start()
 
     def close(self) -> None:
         """Stop the thread."""
         if self._thread is not None:
-            zap.ask_for_room(None)
+            ask_for_room(None)
             self._waker.wake()
             self._thread.join()
         else:
@@ -173,18 +144,18 @@ class Guard:
 class _Listener:
     """A listener's socket, its monitor, and its connections by descriptor."""
 
-    def __init__(self, socket: zmq.Socket[bytes], arrivals: Arrivals, gate: Gate) -> None:
+    def __init__(self, socket: zmq.Socket[bytes], arrivals: Arrivals, gate: accepted.Gate) -> None:
         self.arrivals = arrivals
         self.gate = gate
         self.connections: dict[int, Connection] = {}
         #: The last event of a failed handshake and its error, until its connection ends.
         self.failure = (0, 0)
         self._socket = socket
-        place = f"inproc://taskyard.guard.{next(_numbers)}"
-        socket.monitor(place, _WATCHED)
+        endpoint = f"inproc://taskyard.guard.{next(_numbers)}"
+        socket.monitor(endpoint, _WATCHED)
         self.monitor: zmq.Socket[bytes] = context().socket(zmq.PAIR)
         self.monitor.setsockopt(zmq.SocketOption.LINGER, 0)
-        self.monitor.connect(place)
+        self.monitor.connect(endpoint)
 
     def events(self) -> Iterator[tuple[int, int]]:
         """Yield new events: the kind of each, and its descriptor or error."""
@@ -209,22 +180,22 @@ class _Work:
     def __init__(
         self,
         listeners: list[_Listener],
-        limits: ConnectionLimits,
+        limits: memory.ConnectionLimits,
         cut: Counter[str],
         waker: Waker,
     ) -> None:
         self._listeners = list(listeners)
         self._limits = limits
         self._waker = waker
-        self._meter = MemoryMeter()
-        self._cutter = Cutter()
-        self._pressure = Pressure(limits.memory, self._meter.read())
-        self._report = CutReport(cut)
+        self._meter = memory.MemoryMeter()
+        self._cutter = accepted.Cutter()
+        self._pressure = memory.Pressure(limits.memory, self._meter.read())
+        self._report = accepted.CutReport(cut)
         self._peers = PeerLog()
         #: Connections without a message, the oldest first. Some may have sent one since.
         self._strangers: dict[Connection, None] = {}
         self._strangers_checked_ns = 0
-        self._unrouted = UnroutedPeers()
+        self._unrouted = accepted.UnroutedPeers()
         #: Connections that are cut and not yet closed by ZeroMQ, and when they were cut.
         self._ending: dict[Connection, int] = {}
         self._count = 0
@@ -249,7 +220,7 @@ class _Work:
     def has_room(self, *, is_local: bool) -> bool:
         """Return whether one more connection is allowed. Called by the ZAP thread."""
         most = self._limits.connections
-        return self._count <= (most if is_local else most - most // LOCAL_SHARE)
+        return self._count <= (most if is_local else most - most // memory.LOCAL_SHARE)
 
     def run(self) -> None:
         poller = zmq.Poller()
@@ -265,7 +236,7 @@ class _Work:
                     # The thread must not end: ZeroMQ's thread waits for events to be read.
                     logger.exception("internal error in the connection guard")
                     self._open_gates()
-                    time.sleep(LOOK_MS / 1000)
+                    time.sleep(memory.LOOK_MS / 1000)
         for listener in self._listeners:
             listener.close()
 
@@ -303,7 +274,7 @@ class _Work:
         return self._pressure.is_calm(self._meter.read())
 
     def _accepted(self, listener: _Listener, descriptor: int, now_ns: int) -> None:
-        found = Connection(descriptor, inode_of(descriptor), listener.arrivals, now_ns)
+        found = Connection(descriptor, accepted.inode_of(descriptor), listener.arrivals, now_ns)
         listener.connections[descriptor] = found
         self._count += 1
         self._descriptors_used += 1
@@ -344,12 +315,12 @@ class _Work:
             self._strangers = {one: None for one in self._strangers if not one.has_spoken}
             excess = self._excess()
         for _ in range(excess):
-            found = stranger_to_cut(self._strangers, now_ns - unrouted.HANDSHAKE_NS_MAX)
+            found = memory.stranger_to_cut(self._strangers, now_ns - accepted.HANDSHAKE_NS_MAX)
             if found is None:
                 return
             if self._descriptors_used > self._limits.descriptors // GATES_SHARE:
                 self._shut_gates()
-            self._cut(found, FOR_CONNECTIONS)
+            self._cut(found, accepted.FOR_CONNECTIONS)
 
     def _excess(self) -> int:
         """Return the number of strangers to cut."""
@@ -361,7 +332,7 @@ class _Work:
     def _let_in(self) -> None:
         """Accept in pulses while peers wait at a gate. Open it when none does."""
         if self._ending:
-            return  # wait until ZeroMQ has closed those
+            return  # wait until ZeroMQ has closed cut connections
         waiting = [one.gate for one in self._listeners if one.gate.has_waiting()]
         if not waiting:
             self._open_gates()
@@ -409,12 +380,12 @@ class _Work:
         now = self._meter.read()
         self._pressure.backlog = 0
         level = self._pressure.level(now)
-        if level is not Level.CALM or self._held:
+        if level is not memory.Level.CALM or self._held:
             self._sample(now_ns)
             self._hold_back(now_ns)
-            self._pressure.backlog = backlog_bytes(self._connections())
+            self._pressure.backlog = memory.backlog_bytes(self._connections())
             level = self._pressure.level(now)
-        if level is Level.CALM:
+        if level is memory.Level.CALM:
             self._blameless_since_ns = 0
             if self._is_trim_due and now_ns - self._gave_back_ns > CALM_GIVE_BACK_NS:
                 self._is_trim_due = False
@@ -422,11 +393,11 @@ class _Work:
             self._pressure.follow_down(now)
         else:
             self._relieve(level, now, now_ns)
-        is_error = level >= Level.TROUBLE or bool(self._held)
-        if is_error or level is not Level.CALM:
+        is_error = level >= memory.Level.TROUBLE or bool(self._held)
+        if is_error or level is not memory.Level.CALM:
             self._check_all_ns = now_ns
         cpu_ns = time.thread_time_ns() - cpu_ns
-        return wait_ms_after(cpu_ns, is_error=is_error, look_ms=self._pressure.look_ms)
+        return memory.wait_ms_after(cpu_ns, is_error=is_error, look_ms=self._pressure.look_ms)
 
     def _sample(self, now_ns: int) -> None:
         """Sample the received bytes of each connection."""
@@ -438,21 +409,23 @@ class _Work:
     def _hold_back(self, now_ns: int) -> None:
         """Hold the senders of whole messages while too many bytes are not received."""
         for found in [*self._held]:
-            if found.is_drained or found.waiting <= WAITING_BYTES_MIN:
+            if found.is_drained or found.waiting <= accepted.WAITING_BYTES_MIN:
                 del self._held[found]
                 found.note_released(now_ns)
                 self._cutter.release(found)
-        for found in backlog_of(self._connections(), self._pressure.budget // WAITING_SHARE):
+        for found in memory.backlog_of(
+            self._connections(), self._pressure.budget // memory.WAITING_SHARE
+        ):
             if found not in self._held:
                 self._held[found] = None
                 found.held_ns = now_ns
-                self._report.add(HELD, self._cutter.hold(found))
+                self._report.add(accepted.HELD, self._cutter.hold(found))
 
-    def _relieve(self, level: Level, now: Memory, now_ns: int) -> None:
+    def _relieve(self, level: memory.Level, now: Memory, now_ns: int) -> None:
         """Cut the connections that are to blame for the memory, or accept it as normal."""
         connections = self._connections()
-        ripe_ns = now_ns if level is Level.SEVERE else now_ns - UNFINISHED_NS
-        suspects = suspects_of(connections, self._pressure.excess(now), ripe_ns)
+        ripe_ns = now_ns if level is memory.Level.SEVERE else now_ns - UNFINISHED_NS
+        suspects = memory.suspects_of(connections, self._pressure.excess(now), ripe_ns)
         if suspects or self._held:
             self._blameless_since_ns = 0
         elif not self._blameless_since_ns:
@@ -461,17 +434,17 @@ class _Work:
             self._pressure.calm = self._return_memory(now_ns)
             self._accepted_with = dict.fromkeys(connections)
             return
-        if level is Level.ALERT:
+        if level is memory.Level.ALERT:
             return
         if not suspects and self._held:
             return  # the memory is freed with the messages
         if not suspects and now_ns - self._gave_back_ns > GIVE_BACK_NS:
             level = self._pressure.level(self._return_memory(now_ns))
-        if not suspects and level >= Level.TROUBLE:
-            ripe_ns = now_ns if level is Level.SEVERE else now_ns - STRANGER_NS
-            suspects = strangers_of(connections, ripe_ns)
+        if not suspects and level >= memory.Level.TROUBLE:
+            ripe_ns = now_ns if level is memory.Level.SEVERE else now_ns - STRANGER_NS
+            suspects = memory.strangers_of(connections, ripe_ns)
         for found in suspects:
-            self._cut(found, FOR_MEMORY)
+            self._cut(found, accepted.FOR_MEMORY)
 
     def _return_memory(self, now_ns: int) -> Memory:
         """Return free memory to the system, and read the remaining use."""
@@ -483,34 +456,34 @@ class _Work:
         """Cut peers with keys whose routing id is in use. They reconnect."""
         if not self._unrouted.is_due(now_ns):
             return
-        admitted_ns = now_ns - unrouted.HANDSHAKE_NS_MAX
+        admitted_ns = now_ns - accepted.HANDSHAKE_NS_MAX
         strangers = [one for one in self._strangers if not one.has_spoken]
-        # Those to be cut last go behind the others, because only the first ones are examined.
-        strangers.sort(key=lambda one: merit(one, admitted_ns))
+        # The last to be cut go to the end, because only the beginning is examined.
+        strangers.sort(key=lambda one: memory.merit(one, admitted_ns))
         self._strangers = dict.fromkeys(strangers)
         with_keys = [one for one in self._strangers if one.arrivals.has_keys]
         for found in self._unrouted.find(with_keys, now_ns):
-            self._cut(found, FOR_ROUTE)
+            self._cut(found, accepted.FOR_ROUTE)
 
     def _cut_reported(self) -> None:
         for listener in self._listeners:
             while listener.arrivals.overlong:
                 found = listener.connections.get(listener.arrivals.overlong.pop())
                 if found is not None:
-                    self._cut(found, FOR_FRAMES)
+                    self._cut(found, accepted.FOR_FRAMES)
             while listener.arrivals.refused:
                 found = listener.connections.get(listener.arrivals.refused.pop())
                 if found is not None:
-                    self._cut(found, FOR_MEMORY)
+                    self._cut(found, accepted.FOR_MEMORY)
 
     def _connections(self) -> list[Connection]:
         every = [one for listener in self._listeners for one in listener.connections.values()]
         return [one for one in every if one not in self._ending]
 
 
-def _limits_of_process() -> ConnectionLimits:
+def _limits_of_process() -> memory.ConnectionLimits:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return ConnectionLimits(
+    return memory.ConnectionLimits(
         1 << 30 if soft == resource.RLIM_INFINITY else soft, memory.memory_max()
     )
 

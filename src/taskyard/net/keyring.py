@@ -2,30 +2,33 @@
 
 Works without a running broker or the state's lock. Every change is an atomic file replacement. A
 process with the directory open sees it at the next refresh, which is one `stat` while nothing has
-changed. It fails closed: if anything is unreadable or open to others, no key is accepted.
+changed. It fails closed: if anything is unreadable or open to other users, no key is accepted.
 
 A keyring belongs to one thread. Another thread creates its own.
 """
 
+from __future__ import annotations
+
 import contextlib
 import fcntl
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
+from msgspec import structs
+
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import UnknownName, UnusableKey, UserError
-from taskyard.journal.files import (
-    PRIVATE_DIRECTORY,
-    make_private_directory,
-    replace_private,
-)
+from taskyard.journal.files import PRIVATE_DIRECTORY, make_private_directory, replace_private
 from taskyard.net import keys
 from taskyard.net.keys import KeyEntry, PeerKey, Secret
 from taskyard.net.protocols import SystemClock
 from taskyard.wire.roles import AuthenticatedPeer, Role, check_roles
+
+logger = logging.getLogger("taskyard.net")
 
 DIRECTORY_NAME: Final = "keys"
 BROKER_FILE: Final = "broker.key"
@@ -33,7 +36,7 @@ BROKER_FILE: Final = "broker.key"
 #: The suffix of key entries, after the fingerprint of the key. Other files are ignored.
 _ENTRY: Final = ".guest"
 
-#: Keys of one broker. All files are read when one has changed.
+#: Keys of one broker. All files are read after any change.
 KEYS_MAX: Final = 10_000
 
 #: File systems record times in steps of up to 10 ms. A directory that changed this recently may
@@ -84,7 +87,7 @@ class Keyring:
             self._seen = seen if is_aged else None
 
     def entries(self) -> list[KeyEntry]:
-        """Return all entries, revoked ones included, oldest first. Raise UserError."""
+        """Return all entries, with revoked entries, oldest first. Raise UserError."""
         try:
             keys.check_private(self.directory, self.directory.stat(), PRIVATE_DIRECTORY)
             paths = [path for path in self.directory.iterdir() if path.suffix == _ENTRY]
@@ -95,7 +98,7 @@ class Keyring:
         if len(paths) > KEYS_MAX:
             raise UnusableKey(
                 f"{self.directory}: {len(paths):,} keys, limit {KEYS_MAX:,} (remove files of "
-                "revoked ones)"
+                "revoked keys)"
             )
         entries: list[KeyEntry] = []
         for path in paths:
@@ -152,7 +155,7 @@ class Keyring:
             if len(entries) >= KEYS_MAX:
                 raise UnusableKey(
                     f"{self.directory}: limit of {KEYS_MAX:,} keys reached (remove files of "
-                    "revoked ones)"
+                    "revoked keys)"
                 )
             if any(one.name == name and not one.revoked_ns for one in entries):
                 raise UnusableKey(
@@ -175,10 +178,7 @@ class Keyring:
             entries = self.entries()
             for entry in entries:
                 if entry.name == name and not entry.revoked_ns:
-                    ended = KeyEntry(
-                        *(entry.name, entry.roles, entry.public, entry.made_ns),
-                        revoked_ns=SystemClock.wall_ns(),
-                    )
+                    ended = structs.replace(entry, revoked_ns=SystemClock.wall_ns())
                     self._put(ended)
                     return ended
         if any(entry.name == name for entry in entries):
@@ -230,3 +230,75 @@ def _allowed(roles: Iterable[Role]) -> tuple[Role, ...]:
         return check_roles(roles)
     except ValueError as error:
         raise UserError(str(error)) from error
+
+
+#: Peers whose key is remembered: the latest senders. Other peers get a message only after they have
+#: sent something.
+PEERS_MAX: Final = 100_000
+
+#: A descriptor and the inode of its socket.
+Connection = tuple[int, int]
+
+_UNKNOWN: Final = (-1, 0)
+
+
+class PeerKeys:
+    """The connection of each route, and the public key of each connection, for a relay.
+
+    A key may be revoked while its peer is connected. So the directory of keys is checked with every
+    message, in both directions, and for idle peers whenever the relay checks its connections.
+    """
+
+    def __init__(self, keyring: Keyring) -> None:
+        self._keyring = keyring
+        self._connections: dict[bytes, Connection] = {}
+        self._users: dict[Connection, str] = {}
+        #: Why all keys are refused. Empty if the keys were read.
+        self._problem = ""
+        #: Revoked keys that were logged.
+        self._reported: set[str] = set()
+
+    def accept(self, route: bytes, connection: Connection, user: str) -> bool:
+        """Return whether a peer may send, and remember its key if so."""
+        if not self._is_valid(user):
+            return False
+        if self._connections.get(route) != connection:
+            self._forget(route)
+        self._connections.pop(route, None)  # reinserted as the newest
+        self._connections[route] = connection
+        self._users[connection] = user
+        if len(self._connections) > PEERS_MAX:
+            self._forget(next(iter(self._connections)))
+        return True
+
+    def connection(self, route: bytes) -> Connection:
+        """Return the connection of a peer. Without an inode it is closed or unknown."""
+        return self._connections.get(route, _UNKNOWN)
+
+    def is_accepted(self, connection: Connection) -> bool:
+        """Return whether the key of a connection is known and valid."""
+        user = self._users.get(connection)
+        return user is not None and self._is_valid(user)
+
+    def _forget(self, route: bytes) -> None:
+        connection = self._connections.pop(route, None)
+        if connection is not None:
+            self._users.pop(connection, None)
+
+    def _is_valid(self, user: str) -> bool:
+        """Return whether a key is valid, after a look at the directory."""
+        try:
+            peer = self._keyring.find(user)
+        except UserError as error:
+            if str(error) != self._problem:
+                logger.warning("all keys are refused: %s", error)
+            self._problem = str(error)
+            return False
+        self._problem = ""
+        if peer is not None and peer.roles:
+            return True
+        if user not in self._reported:
+            self._reported.add(user)
+            name = "a removed key" if peer is None else f"the revoked key {peer.name}"
+            logger.warning("peers with %s are disconnected", name)
+        return False

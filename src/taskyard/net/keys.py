@@ -1,15 +1,18 @@
-"""Key files: the key of a peer, the entry that a broker keeps of it, and the broker's own key.
+"""Key files: the key of a peer, its invitation, the broker's entry of it, and the broker's key.
 
-A key file must belong to the user, mode 0600: a file that others can read is no secret, and one
-that others can write is no proof. No secret appears in a message, a log or a `repr`. Which keys are
-valid is decided by `keyring.py`.
+A key file must belong to the user, mode 0600: a file that other users can read is no
+secret, and a file that they can write is no proof. No secret appears in a message, a log or a
+`repr`. Which keys are valid is decided by `keyring.py`.
 """
+
+from __future__ import annotations
 
 import hashlib
 import os
 import re
 import shlex
 import stat
+import sys
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -21,6 +24,7 @@ from zmq.utils import z85
 
 from taskyard.errors import UnusableKey, UserError
 from taskyard.journal.files import PRIVATE_FILE, sync_directory
+from taskyard.net import endpoints
 from taskyard.settings.files import parse_toml
 from taskyard.settings.kinds import INVITATION_PREFIX
 from taskyard.wire.roles import Role, check_roles
@@ -33,7 +37,7 @@ NAME_RULE: Final = "1 to 64 letters, digits, dots, dashes and underscores, no si
 _Z85 = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 _KEY_BYTES: Final = 32
 
-#: A key file has a few hundred bytes. A longer one is something else.
+#: A key file has a few hundred bytes. A longer file is something else.
 FILE_BYTES_MAX: Final = 16_384
 
 #: Characters of the hash: enough to distinguish keys, and to compare by telephone.
@@ -74,6 +78,10 @@ class PeerKey(Struct, frozen=True):
     secret: Secret
     #: The broker's public key.
     broker: str
+
+    def invite(self, dialect: str, addresses: tuple[str, ...]) -> Invitation:
+        """Return an invitation to use this key at the endpoints of a dialect."""
+        return Invitation(self.name, self.roles, self.secret, self.broker, dialect, addresses)
 
 
 class KeyEntry(Struct, frozen=True):
@@ -199,7 +207,7 @@ def _read(path: Path, kind: type[_T]) -> _T:
     try:
         text = content.decode()
         is_invitation = kind is PeerKey and INVITATION_PREFIX in text
-        fields = invitation_fields(text) if is_invitation else parse_toml(text)
+        fields = _invitation_fields(text) if is_invitation else parse_toml(text)
         return msgspec.convert(fields, kind, dec_hook=decode_secret)
     except ValueError:
         # Without the cause, which could reveal the file's content.
@@ -211,24 +219,6 @@ def decode_secret(kind: type, value: object) -> Any:  # noqa: ANN401  # msgspec'
     if kind is Secret and isinstance(value, str):
         return Secret(value)
     raise ValueError
-
-
-# Invitations: the fields of a key and more, as one line.
-
-
-def format_invitation(fields: dict[str, Any]) -> str:
-    """Return the line of an invitation with these fields."""
-    return INVITATION_PREFIX + urlsafe_b64encode(msgspec.json.encode(fields)).decode("ascii")
-
-
-def invitation_fields(text: str) -> dict[str, Any]:
-    """Return the fields in the line of an invitation. Comments are skipped. Raise ValueError."""
-    lines = [line.strip() for line in text.splitlines()]
-    (line,) = [one for one in lines if one and not one.startswith("#")]
-    if not line.startswith(INVITATION_PREFIX):
-        raise ValueError
-    body = urlsafe_b64decode(line.removeprefix(INVITATION_PREFIX))
-    return msgspec.json.decode(body, type=dict[str, Any])
 
 
 def _no_key(path: Path) -> UserError:
@@ -290,3 +280,114 @@ def create_key_file(path: Path, text: str) -> None:
         file.flush()
         os.fsync(descriptor)
     sync_directory(path.parent)
+
+
+# Invitations: the key of a peer and where to use it, as one line of JSON in Base64. A file of it
+# can replace a key file.
+
+#: Endpoints in one invitation.
+ENDPOINTS_MAX: Final = 16
+
+#: Stands for stdin.
+STDIN: Final = "-"
+
+
+class Invitation(Struct, frozen=True):
+    """A key, and where to use it."""
+
+    name: str
+    roles: tuple[Role, ...]
+    secret: Secret
+    #: The broker's public key.
+    broker: str
+    #: The dialect of the endpoints.
+    dialect: str
+    endpoints: tuple[str, ...]
+
+    @property
+    def key(self) -> PeerKey:
+        return PeerKey(self.name, self.roles, self.secret, self.broker)
+
+
+def format_invitation(invitation: Invitation) -> str:
+    """Return the line of an invitation. It contains the secret."""
+    body = msgspec.json.encode(invitation, enc_hook=_reveal)
+    return INVITATION_PREFIX + urlsafe_b64encode(body).decode("ascii")
+
+
+def format_invitation_file(invitation: Invitation) -> str:
+    """Return the content of an invitation file."""
+    return (
+        f"# An invitation to a Taskyard broker as {invitation.name} "
+        f"({', '.join(invitation.roles)}).\n"
+        "# Keep it private, mode 0600. Use it with `taskyard join FILE`, --invite FILE of\n"
+        "# other commands, or TASKYARD_INVITE=FILE.\n"
+        f"{format_invitation(invitation)}\n"
+    )
+
+
+def _reveal(value: object) -> str:
+    if isinstance(value, Secret):
+        return value.reveal().decode("ascii")
+    raise NotImplementedError
+
+
+def read_invitation(source: str) -> Invitation:
+    """Read an invitation from a file, or a line of stdin if `source` is `-`. Raise UserError."""
+    if source.startswith(INVITATION_PREFIX):
+        raise UnusableKey(
+            "--invite: other users can see the options of a process (give a file, or set "
+            "TASKYARD_INVITE to the line)"
+        )
+    shown = "stdin" if source == STDIN else source
+    try:
+        content = _line_of_stdin() if source == STDIN else read_private(Path(source))
+    except FileNotFoundError:
+        raise UnusableKey(
+            f"{source}: invitation not found (create one on the broker's machine with "
+            "`taskyard keys invite`)"
+        ) from None
+    return _parse_from(shown, content)
+
+
+def read_invitation_line(origin: str, line: str) -> Invitation:
+    """Read an invitation from its line. `origin` is named in errors. Raise UserError."""
+    return _parse_from(origin, line.encode(errors="replace"))
+
+
+def _parse_from(origin: str, content: bytes) -> Invitation:
+    try:
+        return _parse(content.decode())
+    except ValueError:
+        # Without the cause, which could reveal the content.
+        raise UnusableKey(
+            f"{origin}: not a valid invitation (create one with `taskyard keys invite`)"
+        ) from None
+    except UserError as error:
+        raise UnusableKey(f"{origin}: {error}") from error
+
+
+def _parse(text: str) -> Invitation:
+    """Parse an invitation. Raise ValueError, or UserError for an invalid endpoint."""
+    fields = _invitation_fields(text)
+    found = msgspec.convert(fields, Invitation, dec_hook=decode_secret)
+    if not is_valid(found.key) or not 0 < len(found.endpoints) <= ENDPOINTS_MAX:
+        raise ValueError
+    for one in found.endpoints:
+        endpoints.peer_endpoint(one)
+    return found
+
+
+def _line_of_stdin() -> bytes:
+    """Read one line, so that a supervisor can keep stdin open."""
+    return sys.stdin.buffer.readline(FILE_BYTES_MAX)
+
+
+def _invitation_fields(text: str) -> dict[str, Any]:
+    """Return the fields in the line of an invitation. Comments are skipped. Raise ValueError."""
+    lines = [line.strip() for line in text.splitlines()]
+    (line,) = [one for one in lines if one and not one.startswith("#")]
+    if not line.startswith(INVITATION_PREFIX):
+        raise ValueError
+    body = urlsafe_b64decode(line.removeprefix(INVITATION_PREFIX))
+    return msgspec.json.decode(body, type=dict[str, Any])

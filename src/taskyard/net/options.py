@@ -19,7 +19,7 @@ LISTENING_DOMAIN: Final = b"taskyard.listening"
 SECURE_DOMAIN: Final = b"taskyard.secure"
 
 #: The largest frame that a listener accepts: the longest payload (16 MiB) and its message. A peer
-#: that announces a larger one is disconnected before any of it is kept.
+#: that announces a larger frame is disconnected before any of it is kept.
 FRAME_BYTES_MAX: Final = 32 << 20
 
 #: The largest number of frames in a message, a route included. ZeroMQ has no such limit.
@@ -38,21 +38,21 @@ KEEPALIVE_IDLE_S: Final = 60
 KEEPALIVE_INTERVAL_S: Final = 10
 KEEPALIVE_COUNT: Final = 3
 
-#: At several places an absent broker is looked for more often: a standby may take over any time.
-PLACES_RECONNECT_MS_MAX: Final = 250
+#: At several addresses an absent broker is looked for more often: a standby may take over any time.
+FAILOVER_RECONNECT_MS_MAX: Final = 250
 
-#: How often a socket of several places makes its broker send something.
-PLACES_HEARTBEAT_MS: Final = 1_000
+#: How often a socket of several addresses makes its broker send something.
+FAILOVER_HEARTBEAT_MS: Final = 1_000
 
 #: A local broker is disconnected after this time without a reply.
-PLACES_SILENT_MS: Final = 2_000
+FAILOVER_SILENT_MS: Final = 2_000
 
 UNACKNOWLEDGED_MS_MAX: Final = 1_000 * (KEEPALIVE_IDLE_S + KEEPALIVE_COUNT * KEEPALIVE_INTERVAL_S)
 
 CONTEXT: Final[dict[zmq.ContextOption, int]] = {
     # A socket slot takes a few bytes, and a load generator opens a socket for each simulated peer.
     zmq.ContextOption.MAX_SOCKETS: 16_384,
-    # One thread moves over a million small messages a second. Python is slower than that.
+    # A thread moves over a million small messages a second. Python is slower than that.
     zmq.ContextOption.IO_THREADS: 1,
 }
 
@@ -91,7 +91,7 @@ LISTEN_OPTIONS: Final[dict[zmq.SocketOption, int | bytes]] = {
     # of identity: any peer can claim it and receive the replies, so messages carry names.
     zmq.SocketOption.ROUTER_HANDOVER: 1,
     # With a domain, ZeroMQ asks the ZAP thread about every connection and refuses versions before
-    # ZMTP 3. Without one, an HTTP POST is accepted as ZMTP 1.0 and its body as messages.
+    # ZMTP 3. Without a domain, an HTTP POST is accepted as ZMTP 1.0 and its body as messages.
     zmq.SocketOption.ZAP_DOMAIN: LISTENING_DOMAIN,
     # If the ZAP thread does not reply, the peer is refused.
     zmq.SocketOption.ZAP_ENFORCE_DOMAIN: 1,
@@ -105,7 +105,7 @@ def curve_server(domain: bytes, secret: bytes) -> dict[zmq.SocketOption, int | b
     return {
         **LISTEN_OPTIONS,
         zmq.SocketOption.ZAP_DOMAIN: domain,
-        # A peer can't take over the route of a connected one, whose replies may be confidential.
+        # A peer can't take over the route of a connected peer, whose replies may be confidential.
         # A peer that reconnects under a fixed routing id is ignored until ZeroMQ has noticed that
         # the old connection is dead. Our peers choose no routing id.
         zmq.SocketOption.ROUTER_HANDOVER: 0,
@@ -120,7 +120,7 @@ CONNECT_OPTIONS: Final[dict[zmq.SocketOption, int | bytes]] = {
     # its tasks would be sent them again and again.
     zmq.SocketOption.MAXMSGSIZE: -1,
     # Messages are queued while there is no connection. After a restart the new broker receives
-    # those that the old one did not read. Requests are idempotent.
+    # the messages that the old broker did not read. Requests are idempotent.
     zmq.SocketOption.IMMEDIATE: 0,
     # A restarted broker is found at once. An absent one costs one attempt a second.
     zmq.SocketOption.RECONNECT_IVL: RECONNECT_MS_MIN,
@@ -133,22 +133,22 @@ CONNECT_OPTIONS: Final[dict[zmq.SocketOption, int | bytes]] = {
 }
 
 
-def with_places(options: Options, *, is_local: bool) -> Options:
-    """Return the options of a socket to one of several places of a broker.
+def with_failover(options: Options, *, is_local: bool) -> Options:
+    """Return the options of a socket to one of several addresses of a broker.
 
     ZeroMQ sends heartbeats, so that a live broker is never silent. Over TCP it does not disconnect
-    without a reply, which may be behind a large message on a slow network: see `places.py`.
+    without a reply, which may be behind a large message on a slow network: see `FailoverSocket`.
     """
     return {
         **options,
-        zmq.SocketOption.RECONNECT_IVL_MAX: PLACES_RECONNECT_MS_MAX,
-        zmq.SocketOption.HEARTBEAT_IVL: PLACES_HEARTBEAT_MS,
-        zmq.SocketOption.HEARTBEAT_TIMEOUT: PLACES_SILENT_MS if is_local else 0,
+        zmq.SocketOption.RECONNECT_IVL_MAX: FAILOVER_RECONNECT_MS_MAX,
+        zmq.SocketOption.HEARTBEAT_IVL: FAILOVER_HEARTBEAT_MS,
+        zmq.SocketOption.HEARTBEAT_TIMEOUT: FAILOVER_SILENT_MS if is_local else 0,
     }
 
 
 def with_identity(identity: bytes, options: Options) -> Options:
-    """Return options with a fixed routing id, by which other sockets address this one."""
+    """Return options with a fixed routing id, by which other sockets address this socket."""
     return {**options, zmq.SocketOption.ROUTING_ID: identity}
 
 

@@ -40,8 +40,8 @@ ALL_BYTES_MAX: Final = 64 << 20
 FULL_BYTES: Final = 32 << 20
 FULL_BYTES_CROWDED: Final = 4 << 20
 
-#: Messages kept for a peer: the replies to all messages of one turn, because later ones are
-#: ignored.
+#: Messages kept for a peer: the replies to all messages of one turn, because further replies
+#: are ignored.
 KEPT_MAX: Final = 256
 
 #: How soon to retry: nothing reports that a peer reads again.
@@ -53,7 +53,7 @@ class _Route(Struct):
 
     #: Bytes since the last mark.
     since: int = 0
-    #: Marks, each with the bytes since the one before.
+    #: Marks, each with the bytes since the mark before.
     marks: deque[tuple[zmq.MessageTracker, int]] = field(default_factory=deque)
     #: Messages that the socket has not accepted, in order, and their bytes.
     kept: deque[list[bytes]] = field(default_factory=deque)
@@ -66,9 +66,9 @@ class Outbound:
     def __init__(self) -> None:
         #: Peers with bytes that may be queued, or with kept messages.
         self.routes: defaultdict[bytes, _Route] = defaultdict(_Route)
-        #: Those with kept messages.
+        #: Peers with kept messages.
         self.kept: dict[bytes, _Route] = {}
-        #: Bytes up to marks that ZeroMQ still holds, and kept ones.
+        #: Bytes up to marks that ZeroMQ still holds, and bytes of kept messages.
         self.bytes_all = 0
 
     def send(self, wire: ZmqSocket, route: bytes, frames: Sequence[bytes]) -> bool:
@@ -110,7 +110,7 @@ class Outbound:
     ) -> None:
         """Send kept messages, where a route is the number of its socket and its id there.
 
-        Forget those of peers that are gone.
+        Forget messages to peers that are gone.
         """
         self.refresh()
         for route, known in [*self.kept.items()]:

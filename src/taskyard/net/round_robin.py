@@ -1,20 +1,47 @@
-"""The loop around a round-robin peer: one socket, one clock, and a function that prints.
+"""The loop around a round-robin peer, and a queue of messages that its socket can't send yet.
 
-Serves the worker and the client. Their commands are elsewhere.
+Serves the worker and the client of the dialect. Plain workers use the queue, too.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from taskyard.net.send_queue import RESEND_NS, SendQueue
+from taskyard.core.limits import SECOND_NS
 from taskyard.wire.round_robin.peer import Print, Send
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
-    from taskyard.net.protocols import EndpointTransport, MonotonicClock
+    from taskyard.net.protocols import EndpointTransport, MonotonicClock, Transport
     from taskyard.wire.round_robin.peer import Action, Peer, Run, Stop
+
+
+#: How soon to try a message again that could not be sent.
+RESEND_NS: Final = SECOND_NS // 10
+
+
+class SendQueue:
+    """Sends messages over one transport, and keeps messages that it can't send yet."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._unsent: list[Sequence[bytes]] = []
+
+    @property
+    def is_blocked(self) -> bool:
+        """Return whether a message waits. Try `flush` again after `RESEND_NS`."""
+        return bool(self._unsent)
+
+    def send(self, frames: Sequence[bytes]) -> None:
+        """Send a message after the messages that wait."""
+        self._unsent.append(frames)
+        self.flush()
+
+    def flush(self) -> None:
+        """Send messages that wait, as far as possible."""
+        while self._unsent and self._transport.send(self._unsent[0]):
+            del self._unsent[0]
 
 
 class RoundRobinLoop:

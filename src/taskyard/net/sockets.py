@@ -1,6 +1,6 @@
-"""Opens ZeroMQ sockets that never block, with the options of one place: listeners and peers.
+"""Opens ZeroMQ sockets that never block, with the options of one address: listeners and peers.
 
-The socket itself is in `zmq_socket.py`, and the one that connects in `places.py`.
+The socket itself is in `zmq_socket.py`, as are the sockets that connect.
 """
 
 import contextlib
@@ -12,19 +12,12 @@ from typing import cast
 import zmq
 
 from taskyard.errors import UnusableKey
+from taskyard.net import endpoints, zmq_socket
 from taskyard.net.accepted import Arrivals, Connection, Cutter, inode_of
-from taskyard.net.context import context, raise_file_limit
-from taskyard.net.endpoints import (
-    Ipc,
-    SocketFile,
-    Tcp,
-    is_remote,
-    open_listener,
-    parse,
-    parse_places,
-)
+from taskyard.net.context import context, raise_file_limit, require_keys
+from taskyard.net.endpoints import Ipc, Tcp
 from taskyard.net.guard import Guard
-from taskyard.net.keyring import Keyring
+from taskyard.net.keyring import Keyring, PeerKeys
 from taskyard.net.keys import PeerKey
 from taskyard.net.options import (
     CONNECT_OPTIONS,
@@ -34,14 +27,11 @@ from taskyard.net.options import (
     curve_client,
     curve_server,
     set_options,
+    with_failover,
     with_identity,
-    with_places,
 )
 from taskyard.net.outbound import COUNTED_BYTES_MIN, Outbound
-from taskyard.net.peer_keys import PeerKeys
-from taskyard.net.places import CountingSocket, PlacesSocket, RouterClient
-from taskyard.net.zap import require_keys
-from taskyard.net.zmq_socket import DESCRIPTOR, ZmqSocket
+from taskyard.net.zmq_socket import CountingSocket, FailoverSocket, RouterClient, ZmqSocket
 
 
 class CurveListener(ZmqSocket):
@@ -67,14 +57,14 @@ class PeerListener(ZmqSocket):
     many unread bytes is not sent.
     """
 
-    #: The connection of the last message. Its inode is 0 if it was closed by then.
+    #: The connection of the last message. The inode is 0 if it was closed by then.
     connection = (0, 0)
 
     def __init__(
         self,
         socket: zmq.Socket[bytes],
         endpoint: str,
-        file: SocketFile | None,
+        file: endpoints.SocketFile | None,
         arrivals: Arrivals | None = None,
     ) -> None:
         super().__init__(socket, endpoint, file, arrivals)
@@ -88,7 +78,7 @@ class PeerListener(ZmqSocket):
         return self._outbound.send(self, frames[0], frames)
 
     def _note_sender(self, frame: zmq.Frame) -> None:
-        descriptor = int(frame.get(DESCRIPTOR))
+        descriptor = int(frame.get(zmq_socket.DESCRIPTOR))
         self.connection = (descriptor, inode_of(descriptor))
 
     def is_open(self, connection: tuple[int, int]) -> bool:
@@ -97,7 +87,7 @@ class PeerListener(ZmqSocket):
         return bool(inode) and inode_of(descriptor) == inode
 
     def cut(self, connection: tuple[int, int]) -> None:
-        """Disconnect a peer. Its own socket reconnects."""
+        """Disconnect a peer, whose socket reconnects."""
         if self._arrivals is not None:
             self._cutter.cut(Connection(*connection, self._arrivals, 0), is_named=False)
 
@@ -135,7 +125,7 @@ class CurvePeerListener(PeerListener):
         return False
 
     def is_open(self, connection: tuple[int, int]) -> bool:
-        """Return whether a connection is still open. One with a revoked key is cut."""
+        """Return whether a connection is still open. With a revoked key it is cut."""
         if self.keys.is_accepted(connection):
             return super().is_open(connection)
         self.cut(connection)
@@ -150,7 +140,7 @@ def _user_of(frame: zmq.Frame) -> str:
         return ""  # no key
 
 
-def listen(  # noqa: PLR0913  # the last ones are named
+def listen(  # noqa: PLR0913  # most are named
     endpoint: str,
     keyring: Keyring | None = None,
     *,
@@ -166,8 +156,8 @@ def listen(  # noqa: PLR0913  # the last ones are named
     connection on. Raise UserError.
     """
     raise_file_limit()
-    place = parse(endpoint)
-    if keyring is None and is_remote(place):
+    address = endpoints.parse(endpoint)
+    if keyring is None and endpoints.is_remote(address):
         raise UnusableKey(
             f"endpoint {endpoint}: other machines can reach it, so it needs keys (create one with "
             "`taskyard keys new`)"
@@ -178,21 +168,21 @@ def listen(  # noqa: PLR0913  # the last ones are named
         kind = CurvePeerListener if kind is PeerListener else CurveListener
     socket = context().socket(zmq.ROUTER)
     try:
-        set_options(socket, options, is_ipv6=isinstance(place, Tcp) and place.is_ipv6)
-        opened = open_listener(place)
+        set_options(socket, options, is_ipv6=isinstance(address, Tcp) and address.is_ipv6)
+        opened = endpoints.open_listener(address)
         socket.setsockopt(zmq.SocketOption.USE_FD, opened.descriptor)
         if is_named:
-            name = identity or str(opened.place)
+            name = identity or str(opened.address)
             socket.setsockopt(zmq.SocketOption.ROUTING_ID, name.encode())
         arrivals = None
         if guard is not None:
-            is_local, has_keys = isinstance(place, Ipc), keyring is not None
+            is_local, has_keys = isinstance(address, Ipc), keyring is not None
             arrivals = guard.watch(socket, opened.descriptor, is_local=is_local, has_keys=has_keys)
-        socket.bind(str(opened.place))
+        socket.bind(str(opened.address))
     except BaseException:
         socket.close()
         raise
-    return kind(socket, str(opened.place), opened.file, arrivals)
+    return kind(socket, str(opened.address), opened.file, arrivals)
 
 
 def listen_to_peers(
@@ -205,7 +195,8 @@ def listen_to_peers(
 ) -> PeerListener:
     """Open a listener that records the connection of each message, like `listen`."""
     listener = listen(
-        *(endpoint, keyring),
+        endpoint,
+        keyring,
         is_named=is_named,
         identity=identity,
         guard=guard,
@@ -222,23 +213,23 @@ def connect(endpoint: str, key: PeerKey | None = None, *, counts: bool = False) 
     With `counts` and over TCP it counts its connections, and detects a refusal. A key is used over
     TCP only: on an ipc socket the kernel identifies the peer. Raise UserError.
     """
-    places = _peer_places(endpoint, key)
-    if len(places) > 1:
-        return PlacesSocket(places, partial(_dial, _connect_dealer, key, CONNECT_OPTIONS))
-    if counts or isinstance(places[0], Tcp):
-        return _connect_dealer(places[0], key, CONNECT_OPTIONS)
+    addresses = _peer_addresses(endpoint, key)
+    if len(addresses) > 1:
+        return FailoverSocket(addresses, partial(_dial, _connect_dealer, key, CONNECT_OPTIONS))
+    if counts or isinstance(addresses[0], Tcp):
+        return _connect_dealer(addresses[0], key, CONNECT_OPTIONS)
     socket = context().socket(zmq.DEALER)
-    wire = ZmqSocket(socket, str(places[0]), None)
-    _connect(socket, wire, places[0], None, CONNECT_OPTIONS)
+    wire = ZmqSocket(socket, str(addresses[0]), None)
+    _connect(socket, wire, addresses[0], None, CONNECT_OPTIONS)
     return wire
 
 
 def _connect_dealer(
-    place: Ipc | Tcp, key: PeerKey | None, options: Options, host: str = ""
+    address: Ipc | Tcp, key: PeerKey | None, options: Options, host: str = ""
 ) -> CountingSocket:
     socket = context(host).socket(zmq.DEALER)
-    wire = CountingSocket(socket, str(place), _key_name(place, key))
-    _connect(socket, wire, place, key, options)
+    wire = CountingSocket(socket, str(address), _key_name(address, key))
+    _connect(socket, wire, address, key, options)
     return wire
 
 
@@ -246,31 +237,31 @@ def connect_by_name(endpoint: str, suffix: str, key: PeerKey | None = None) -> Z
     """Open a ROUTER to a listener that is named by its endpoint. Return at once, connected or not.
 
     Its own name is that endpoint, a colon and the suffix, which must be unique. A key is used over
-    TCP only, as by `connect`. Of several places the name has the first. Raise UserError.
+    TCP only, as by `connect`. Of several addresses the name has the first. Raise UserError.
     """
-    return connect_as(endpoint, f"{parse_places(endpoint)[0]}:{suffix}".encode(), key)
+    return connect_as(endpoint, f"{endpoints.parse_addresses(endpoint)[0]}:{suffix}".encode(), key)
 
 
 def connect_as(endpoint: str, identity: bytes, key: PeerKey | None = None) -> ZmqSocket:
-    """Open a ROUTER with this routing id, like `connect_by_name`. Empty: ZeroMQ assigns one."""
-    places = _peer_places(endpoint, key)
+    """Open a ROUTER with this routing id, like `connect_by_name`. Empty: ZeroMQ assigns an id."""
+    addresses = _peer_addresses(endpoint, key)
     options = ROUTER_CONNECT_OPTIONS
     if identity:
         options = with_identity(identity, options)
-    if len(places) == 1:
-        return _connect_router(places[0], key, options)
-    return PlacesSocket(places, partial(_dial, _connect_router, key, options), is_router=True)
+    if len(addresses) == 1:
+        return _connect_router(addresses[0], key, options)
+    return FailoverSocket(addresses, partial(_dial, _connect_router, key, options), is_router=True)
 
 
 def _connect_router(
-    place: Ipc | Tcp, key: PeerKey | None, options: Options, host: str = ""
+    address: Ipc | Tcp, key: PeerKey | None, options: Options, host: str = ""
 ) -> RouterClient:
-    name = str(place)
+    name = str(address)
     socket = context(host).socket(zmq.ROUTER)
     # The peer's name is set before it connects, so that messages can be queued for it.
     socket.setsockopt(zmq.SocketOption.CONNECT_ROUTING_ID, name.encode())
-    wire = RouterClient(socket, name, _key_name(place, key))
-    _connect(socket, wire, place, key, options)
+    wire = RouterClient(socket, name, _key_name(address, key))
+    _connect(socket, wire, address, key, options)
     return wire
 
 
@@ -278,42 +269,44 @@ def _dial(
     connect_one: Callable[[Ipc | Tcp, PeerKey | None, Options, str], CountingSocket],
     key: PeerKey | None,
     options: Options,
-    place: Ipc | Tcp,
+    address: Ipc | Tcp,
 ) -> CountingSocket:
-    """Open a socket to one of several places. A name that is slow to resolve delays no other."""
-    host = place.host if isinstance(place, Tcp) and place.has_name else ""
-    return connect_one(place, key, with_places(options, is_local=isinstance(place, Ipc)), host)
+    """Open a socket to one of several addresses. A name that is slow to resolve delays no other."""
+    host = address.host if isinstance(address, Tcp) and address.has_name else ""
+    return connect_one(
+        address, key, with_failover(options, is_local=isinstance(address, Ipc)), host
+    )
 
 
-def _peer_places(endpoint: str, key: PeerKey | None) -> tuple[Ipc | Tcp, ...]:
-    """Return the places to connect to. Raise UserError if one needs a key."""
-    places = parse_places(endpoint)
-    if key is None and any(map(is_remote, places)):
+def _peer_addresses(endpoint: str, key: PeerKey | None) -> tuple[Ipc | Tcp, ...]:
+    """Return the addresses to connect to. Raise UserError if a key is missing."""
+    addresses = endpoints.parse_addresses(endpoint)
+    if key is None and any(map(endpoints.is_remote, addresses)):
         raise UnusableKey(
             f"endpoint {endpoint}: a broker on another machine needs a key (give --key FILE, "
             "TASKYARD_KEY=FILE or, in Python, Client(key=…))"
         )
-    return places
+    return addresses
 
 
-def _key_name(place: Ipc | Tcp, key: PeerKey | None) -> str:
-    """Return the name of the key that is used at a place. Empty: none."""
-    return key.name if key is not None and isinstance(place, Tcp) else ""
+def _key_name(address: Ipc | Tcp, key: PeerKey | None) -> str:
+    """Return the name of the key that is used at an address. Empty: none."""
+    return key.name if key is not None and isinstance(address, Tcp) else ""
 
 
 def _connect(
     socket: zmq.Socket[bytes],
     wire: ZmqSocket,
-    place: Ipc | Tcp,
+    address: Ipc | Tcp,
     key: PeerKey | None,
     options: Options,
 ) -> None:
     """Set the options of a socket, and connect it. Close it if that fails."""
     with contextlib.ExitStack() as stack:
         stack.callback(wire.close)
-        if key is not None and isinstance(place, Tcp):
+        if key is not None and isinstance(address, Tcp):
             secret = key.secret
             options = curve_client(secret.reveal(), secret.public(), key.broker, options)
-        set_options(socket, options, is_ipv6=isinstance(place, Tcp) and place.is_ipv6)
-        socket.connect(str(place))
+        set_options(socket, options, is_ipv6=isinstance(address, Tcp) and address.is_ipv6)
+        socket.connect(str(address))
         stack.pop_all()

@@ -1,10 +1,10 @@
-"""One child process that runs a `taskyard` command, from its start until it is reaped.
+"""A child process that runs a `taskyard` command, from its start until it is reaped.
 
-Owns the pipes, signals and exit status. Its stdin is a pipe from this process, so a child that was
-given `--until-eof` ends when this process ends, however it ends. It leads a process group, so
-Ctrl-C reaches this process alone, which then stops its children in order.
+Owns the pipes, signals and exit status. The child's stdin is a pipe from this process, so a child
+that was given `--until-eof` ends when this process ends, however it ends. It leads a process group,
+so Ctrl-C reaches this process alone, which then stops its children in order.
 
-Knows no commands, and never restarts one: see `supervisor`.
+Knows no commands, and restarts no child: see `supervisor`.
 """
 
 from __future__ import annotations

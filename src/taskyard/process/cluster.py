@@ -1,6 +1,6 @@
 """An executor's own broker and workers: one child process that forks and supervises them.
 
-`ClusterProcess` is the end in the executor's process, `LocalCluster` the one in the child. A new
+`ClusterProcess` is the end in the executor's process, `LocalCluster` the end in the child. A new
 interpreter for each process would take three times as long. The user's process is not forked: it
 may have threads. The child writes lines to its stdout, and ends everything when its stdin ends.
 Workers have the stdout and stderr of the executor's process.
@@ -23,7 +23,7 @@ import msgspec
 from taskyard.errors import NoBroker
 from taskyard.net import endpoints
 from taskyard.process.child import ChildProcess, environment_without_settings, status_text
-from taskyard.process.managed_process import (
+from taskyard.process.supervisor import (
     KILL_SECONDS,
     RESTART_SECONDS_FIRST,
     ManagedProcess,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from taskyard.process.supervisor import WorkerSpec
 
-#: Its broker keeps everything in memory, so a restart would find nothing.
+#: The broker keeps everything in memory, so a restart would find nothing.
 BROKER_POLICY: Final = RestartPolicy(early_exits_max=0)
 WORKER_POLICY: Final = RestartPolicy(
     final_statuses=(), early_exits_max=5, delay_seconds_max=RESTART_SECONDS_FIRST

@@ -112,7 +112,7 @@ def _as_text(value: object) -> object:
 
 
 def _word(value: object) -> str:
-    """Format a value so that it can be told from the next one."""
+    """Format a value so that it can be told from the next value."""
     if isinstance(value, (list, tuple)):
         return ",".join(map(_word, value))
     text = str(_as_text(value))
@@ -124,7 +124,7 @@ def _word(value: object) -> str:
 
 
 class Rotation(Struct, frozen=True):
-    """When a log file is replaced, and how many old ones are kept."""
+    """When a log file is replaced, and how many old files are kept."""
 
     bytes_max: int = 10 << 20
     files: int = 5
@@ -221,7 +221,7 @@ class StderrSink:
 
 
 class LogWriter(logging.handlers.QueueHandler):
-    """A handler whose thread writes the lines, from the first one on."""
+    """A handler whose thread writes the lines, from the first line on."""
 
     def __init__(self, formatter: LineFormatter, sink: LineSink) -> None:
         self._waiting: queue.Queue[logging.LogRecord] = queue.Queue(LINES_MAX)
@@ -297,7 +297,7 @@ def start_log(writer: LogWriter, level: int) -> None:
 
 
 def leave_log() -> None:
-    """Forget the log of the process that forked this one."""
+    """Forget the log of the process that forked this process."""
     for name in _LOGGERS:
         logging.getLogger(name).handlers.clear()
     logging.getLogger("taskyard").setLevel(logging.NOTSET)

@@ -17,18 +17,16 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from taskyard.core.resources import CPUS, GPUS, MEMORY, UNIT, Resources, format_amount
+from taskyard.net.memory import UNIFIED, control_groups, memory_limits, read_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
 #: A driver that does not answer within this time has no usable GPU.
 _NVIDIA_SMI_SECONDS_MAX: Final = 10
 
 #: Values of CUDA_VISIBLE_DEVICES that hide all devices.
 _NO_DEVICES: Final = ("-1", "none", "nodevfiles")
-
-#: The format of version 2 of control groups, where all controllers share a tree.
-_UNIFIED: Final = ""
 
 
 class Machine(Struct, frozen=True):
@@ -40,11 +38,11 @@ class Machine(Struct, frozen=True):
     memory: int = 0
     #: The ids of its GPUs.
     gpus: tuple[str, ...] = ()
-    #: Others, which only a user can name.
+    #: Other resources, which only a user can name.
     others: Resources = ()
 
     def resources(self) -> Resources:
-        """Return all of them by name, without those that there are none of."""
+        """Return all of them by name, if there are any."""
         amounts = {**dict(self.others), CPUS: self.cpus, MEMORY: self.memory}
         amounts[GPUS] = len(self.gpus) * UNIT
         return tuple(sorted((name, amount) for name, amount in amounts.items() if amount))
@@ -53,7 +51,7 @@ class Machine(Struct, frozen=True):
         """Return the share of one of `count` workers.
 
         Cores and memory in equal parts. GPUs and other resources in turn, each as a whole. Names of
-        others stay with an amount of 0, so that `arguments` overrides settings.
+        other resources stay with an amount of 0, so that `arguments` overrides settings.
         """
         others = tuple((name, _whole_share(amount, index, count)) for name, amount in self.others)
         return Machine(self.cpus // count, self.memory // count, self.gpus[index::count], others)
@@ -70,7 +68,7 @@ class Machine(Struct, frozen=True):
 
 
 def _whole_share(amount: int, index: int, count: int) -> int:
-    """Return a part of an amount in whole units. The first one gets the fraction."""
+    """Return a part of an amount in whole units. The first part gets the fraction."""
     units, fraction = divmod(amount, UNIT)
     return (units // count + (index < units % count)) * UNIT + (0 if index else fraction)
 
@@ -94,11 +92,11 @@ def usable_cores() -> int:
 def _cpus(root: Path) -> int:
     """Return the usable cores in ten-thousandths, within the quotas of the control groups."""
     amounts = [usable_cores() * UNIT]
-    for group in _groups(root, _UNIFIED):
-        quota, _, period = _read(group / "cpu.max").partition(" ")
+    for group in control_groups(root, UNIFIED):
+        quota, _, period = read_text(group / "cpu.max").partition(" ")
         amounts += _part_of_cores(quota, period)
-    for group in _groups(root, "cpu"):
-        quota, period = (_read(group / f"cpu.cfs_{one}_us") for one in ("quota", "period"))
+    for group in control_groups(root, "cpu"):
+        quota, period = (read_text(group / f"cpu.cfs_{one}_us") for one in ("quota", "period"))
         amounts += _part_of_cores(quota, period)
     return min(amounts)
 
@@ -112,29 +110,15 @@ def _part_of_cores(quota: str, period: str) -> list[int]:
 
 def _memory(root: Path) -> int:
     """Return the memory of the machine, within the limits of the control groups. 0: unknown."""
-    found = re.search(r"^MemTotal: *(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
+    found = re.search(r"^MemTotal: *(\d+) kB", read_text(root / "proc/meminfo"), re.MULTILINE)
     amounts = [int(found[1]) * 1024] if found else []
-    limits = [_read(group / "memory.max") for group in _groups(root, _UNIFIED)]
-    limits += [_read(group / "memory.limit_in_bytes") for group in _groups(root, "memory")]
-    amounts += [int(limit) for limit in limits if limit.isdecimal()]
-    return min(amounts, default=0)
-
-
-def _groups(root: Path, controller: str) -> Iterator[Path]:
-    """Yield the control group of this process for a controller, and those above it."""
-    for line in _read(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controller in controllers.split(","):
-            top = root / "sys/fs/cgroup" / controller
-            own = top / path.lstrip("/")
-            # In a container the path may be that of the host, and only the top is visible.
-            yield from dict.fromkeys([own, *own.parents, top])
+    return min(amounts + memory_limits(root), default=0)
 
 
 def gpu_ids(root: Path, env: Mapping[str, str]) -> tuple[str, ...]:
     """Return the ids of the GPUs that this process may use.
 
-    Those of CUDA_VISIBLE_DEVICES if it is set, else as many as there are devices.
+    They are from CUDA_VISIBLE_DEVICES if it is set, else as many as there are devices.
     """
     visible = env.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
@@ -160,13 +144,5 @@ def _rocm_count(root: Path) -> int:
     """Return the number of GPUs of AMD. Nodes without SIMD units are processors."""
     nodes = (root / "sys/class/kfd/kfd/topology/nodes").glob("*/properties")
     return sum(
-        re.search(r"^simd_count [1-9]", _read(one), re.MULTILINE) is not None for one in nodes
+        re.search(r"^simd_count [1-9]", read_text(one), re.MULTILINE) is not None for one in nodes
     )
-
-
-def _read(path: Path) -> str:
-    """Return the text of a small file, "" if it can't be read."""
-    try:
-        return path.read_text().strip()
-    except (OSError, UnicodeDecodeError):
-        return ""

@@ -2,7 +2,7 @@
 
 Owns which commands run, by which policy each is restarted, and the order of stopping: workers
 before the broker. Workers keep their names. A restarted worker reports the death of its
-predecessor, so the broker reassigns that one's tasks at once.
+predecessor, so the broker reassigns its tasks at once.
 
 Children run as commands: this module imports nothing of the broker or the worker.
 """
@@ -10,35 +10,248 @@ Children run as commands: this module imports nothing of the broker or the worke
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import socket
+import subprocess
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
 from msgspec import Struct
 
 from taskyard.errors import ExitCode
-from taskyard.net.signals import Terminal
-from taskyard.process.child import status_text
+from taskyard.net.host import Terminal
+from taskyard.process.child import ChildProcess, status_text, taskyard_command
 from taskyard.process.machine import Machine, this_machine
-from taskyard.process.managed_process import (
-    ManagedProcess,
-    RestartPolicy,
-    ignore,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import FrameType
 
+
+#: Delay before a child that died is restarted. It doubles with each restart.
+RESTART_SECONDS_FIRST: Final = 0.2
+RESTART_SECONDS_MAX: Final = 10.0
+
+#: A child that ran longer than this did not fail at its start: the delay begins anew.
+STABLE_SECONDS: Final = 10.0
+
+#: Time between closing a child's stdin and SIGKILL.
+KILL_SECONDS: Final = 5.0
+
+#: Of a random incarnation number, which leaves room for the restarts after it.
+_INCARNATION_BITS: Final = 61
+
+
+class RestartPolicy(Struct, frozen=True):
+    """When a child that has ended is started again."""
+
+    #: Exit statuses after which it stays ended.
+    final_statuses: tuple[int, ...] = (ExitCode.OK, ExitCode.USAGE, ExitCode.STATE_DAMAGED)
+    #: Statuses other than 0 are final only for a child that ran no longer than this.
+    final_seconds_max: float = float("inf")
+    #: Exits in a row, each within `STABLE_SECONDS`, after which it stays ended.
+    early_exits_max: float = float("inf")
+    delay_seconds_max: float = RESTART_SECONDS_MAX
+
+    def is_final(self, status: int, seconds: float, early_exits: int) -> bool:
+        """Return whether a child that ran for `seconds` stays ended."""
+        if early_exits >= self.early_exits_max:
+            return True
+        if status not in self.final_statuses:
+            return False
+        return status == ExitCode.OK or seconds <= self.final_seconds_max
+
+
+def incarnation_options(*, owns_name: bool = False) -> Iterator[tuple[str, ...]]:
+    """Yield options for the starts of one worker, each with the next incarnation number.
+
+    A start reports to the broker that all earlier workers have ended: take the options only then.
+    With `owns_name`, these include the workers of earlier supervisors, which have ended with them.
+    Numbers from the wall clock are above theirs.
+    """
+    number = time.time_ns() if owns_name else 1 + secrets.randbits(_INCARNATION_BITS)
+    first = 1 if owns_name else number
+    for incarnation in count(number):
+        yield "--incarnation", str(incarnation), "--replaces", str(first)
+
+
+class ManagedProcess:
+    """A child that a thread restarts by its policy until it is stopped."""
+
+    def __init__(  # noqa: PLR0913  # most are named
+        self,
+        name: str,
+        arguments: Sequence[str],
+        policy: RestartPolicy,
+        info: Callable[[str], None],
+        *,
+        on_line: Callable[[str], None] | None = None,
+        is_worker: bool = True,
+        owns_name: bool = False,
+        pass_fds: Sequence[int] = (),
+        stdin_text: str = "",
+        stdout: int | None = None,
+    ) -> None:
+        """Call `info` with each restart, and `on_line` with each line of its stdout.
+
+        Without `on_line`, its stdout is the descriptor `stdout`, or /dev/null. See
+        `incarnation_options` for `owns_name`. Each start inherits the descriptors `pass_fds` and
+        reads `stdin_text` first.
+        """
+        self.name = name
+        self._arguments = arguments
+        self._policy = policy
+        self._info = info
+        self._on_line = on_line
+        self._incarnations = incarnation_options(owns_name=owns_name) if is_worker else None
+        self._pass_fds, self._stdin_text = pass_fds, stdin_text
+        unread = subprocess.DEVNULL if stdout is None else stdout
+        self._stdout = unread if on_line is None else subprocess.PIPE
+        #: Guards the child against a stop at the time of its start.
+        self._lock = threading.Lock()
+        self._child: ChildProcess | None = None
+        self._stopping = threading.Event()
+        #: Set when the child has ended for good.
+        self.ended = threading.Event()
+        #: The last exit status.
+        self.status = 0
+        #: Exits in a row that were each soon after the start.
+        self.early_exits = 0
+        #: Called when the child has ended for good.
+        self.on_end: Callable[[], None] = ignore
+        self._thread = threading.Thread(
+            target=self._watch, name=f"supervisor of {name}", daemon=True
+        )
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._child is None else self._child.pid
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._stopping.is_set()
+
+    def start(self) -> None:
+        """Start the child, and the thread that watches it. Raises `OSError` if it can't start."""
+        if self._child is None:
+            self._start_child()
+        else:
+            with suppress(BrokenPipeError, ValueError):  # it was killed or discarded
+                self._child.write("\n")
+        self._thread.start()
+
+    def fork(self, run: Callable[[Sequence[str]], int]) -> None:
+        """Fork the child, which waits for `start` and then calls `run` with its arguments.
+
+        Later starts are new interpreters, because this process has threads then.
+        """
+        arguments = self._next_arguments()
+        self._child = ChildProcess.fork(lambda: run(arguments), stdout=self._stdout)
+
+    def is_started(self) -> bool:
+        return self._thread.ident is not None
+
+    def discard(self) -> None:
+        """End a forked child that was never started."""
+        if self._child is not None and not self.is_started():
+            self.close_stdin()
+            self._child.wait()
+
+    def stop(self) -> None:
+        """Send SIGTERM, and don't restart it."""
+        self._stopping.set()
+        self.signal(signal.SIGTERM)
+
+    def signal(self, number: int) -> None:
+        with self._lock:
+            if self._child is not None:
+                self._child.signal(number)
+
+    def close_stdin(self) -> None:
+        """Have the child end at once, and don't restart it."""
+        self._stopping.set()
+        with self._lock:
+            if self._child is not None:
+                self._child.close_stdin()
+
+    def kill(self) -> None:
+        """Have the child end at once. Send SIGKILL if it takes too long."""
+        self.close_stdin()
+        if self.is_started() and not self.ended.wait(KILL_SECONDS):
+            self.signal(signal.SIGKILL)
+
+    def join(self) -> None:
+        """Wait for the thread, unless called by it."""
+        if self.is_started() and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _next_arguments(self) -> list[str]:
+        more = () if self._incarnations is None else next(self._incarnations)
+        return [*self._arguments, *more]
+
+    def _start_child(self) -> ChildProcess | None:
+        with self._lock:
+            if self._stopping.is_set():
+                return None
+            self._child = ChildProcess(
+                taskyard_command(self._next_arguments()),
+                stdout=self._stdout,
+                pass_fds=self._pass_fds,
+            )
+            if self._stdin_text:
+                with suppress(BrokenPipeError):  # it was killed
+                    self._child.write(self._stdin_text)
+            return self._child
+
+    def _watch(self) -> None:
+        delay, child = RESTART_SECONDS_FIRST, self._child
+        while child is not None:
+            began = time.monotonic()
+            self.status = self._wait(child)
+            seconds = time.monotonic() - began
+            is_early = seconds <= STABLE_SECONDS
+            self.early_exits = self.early_exits + 1 if is_early else 1
+            if self.is_stopping or self._is_final(seconds):
+                break
+            if not is_early:
+                delay = RESTART_SECONDS_FIRST
+            self._info(f"{self.name} died ({status_text(self.status)}), restarting it")
+            if self._stopping.wait(delay):
+                break
+            delay = min(2 * delay, self._policy.delay_seconds_max)
+            child = self._start_child()
+        self.ended.set()
+        self.on_end()
+
+    def _wait(self, child: ChildProcess) -> int:
+        if self._on_line is not None and child.process.stdout is not None:
+            for line in child.process.stdout:
+                self._on_line(line.rstrip())
+        child.process.wait()
+        with self._lock:
+            return child.wait()
+
+    def _is_final(self, seconds: float) -> bool:
+        is_final = self._policy.is_final(self.status, seconds, self.early_exits)
+        if is_final and self._incarnations is not None and self.status != ExitCode.OK:
+            self._info(f"{self.name} ended ({status_text(self.status)}), not restarting it")
+        return is_final
+
+
+def ignore(*_event: object) -> None:
+    """Ignore the restart or the end of a child."""
+
+
 #: A stop that takes longer is explained in the log.
 STOP_NOTICE_SECONDS: Final = 1.0
 
-#: A worker that exits with 2 later than this has lost its name to another process. Its options
+#: A worker that exits with 2 later than this has lost its name to another process. The options
 #: were good.
 NAME_REFUSAL_SECONDS: Final = 2.0
 
@@ -47,7 +260,7 @@ NAME_REFUSAL_SECONDS: Final = 2.0
 BROKER_POLICY: Final = RestartPolicy((*RestartPolicy().final_statuses, ExitCode.STORE_IN_USE))
 WORKER_POLICY: Final = RestartPolicy(final_seconds_max=NAME_REFUSAL_SECONDS)
 
-#: The page comes last on a busy machine. One that fails at its start should not take much time.
+#: The page comes last on a busy machine. If it fails at its start, it should not take much time.
 PAGE_POLICY: Final = RestartPolicy(delay_seconds_max=60.0)
 
 
@@ -67,7 +280,7 @@ class WorkerSpec(Struct, frozen=True):
     passes_output: bool = False
     #: Calls after which a process for functions is replaced. 0: never.
     calls_max: int = 0
-    #: The resources that all workers share. None: those of this machine.
+    #: The resources that all workers share. None: the machine's.
     machine: Machine | None = None
     #: Slots of all workers together, in place of `slots`.
     jobs: int | None = None
@@ -78,7 +291,7 @@ class WorkerSpec(Struct, frozen=True):
         return whole.share(number - 1, self.workers)
 
     def slots_of(self, number: int = 1) -> int | None:
-        """Return the slots of the worker with this number. The first one has the most."""
+        """Return the slots of the worker with this number. The first worker has the most."""
         if self.jobs is None:
             return self.slots
         each, more = divmod(self.jobs, self.workers)
@@ -181,7 +394,7 @@ class Supervisor:
             managed.fork(run)
 
     def start_workers(self, worker_spec: WorkerSpec) -> None:
-        """Start workers, unless they were forked before: then start those."""
+        """Start workers, or let forked workers begin."""
         if not self.workers:
             self._make_workers(worker_spec)
         for worker in self.workers:
@@ -200,7 +413,7 @@ class Supervisor:
     def start_page(self, descriptor: int, secret: bytes) -> None:
         """Start the page, on a socket that listens. It ends after the workers.
 
-        Socket and secret stay those of this process, so addresses are good after a restart of the
+        Socket and secret belong to this process, so addresses are good after a restart of the
         page. The secret is written to its stdin, because other users see arguments.
         """
         arguments = ["web", "--state", str(self._state), "--inherited", str(descriptor)]
@@ -219,7 +432,7 @@ class Supervisor:
     def _on_page_ended(self, descriptor: int) -> None:
         """Say that there is no page any more. It has printed the reason.
 
-        Its address refuses connections from now on. Browsers would wait for ever.
+        The address refuses connections from now on. Browsers would wait for ever.
         """
         if self.page is not None and not self.page.is_stopping:
             with socket.socket(fileno=os.dup(descriptor)) as listening:
@@ -255,7 +468,7 @@ class Supervisor:
         """Stop the workers and then the broker.
 
         Running tasks finish first. Without `finish_running`, or after an interrupt, they are ended
-        and returned. One more interrupt kills everything.
+        and returned. Another interrupt kills everything.
         """
         self._is_stopping = True
         for managed in (*self.workers, self.broker):
@@ -292,7 +505,7 @@ class Supervisor:
         for managed in started:
             managed.stop()
             if not finish_running:
-                # A second signal ends the tasks. Two of the same kind could become one.
+                # A second signal ends the tasks. Two of the same kind could merge.
                 managed.signal(signal.SIGINT)
         until = time.monotonic() + STOP_NOTICE_SECONDS
         for managed in started:

@@ -25,7 +25,7 @@ from taskyard.journal.blob_files import BlobFiles, StoreTerms
 from taskyard.journal.blobs import length_of, name_of, short_name
 from taskyard.journal.files import make_private_directory
 from taskyard.net import endpoints
-from taskyard.net.blocking_channel import BlockingChannel
+from taskyard.net.channel import BlockingChannel
 from taskyard.settings.values import read_size
 from taskyard.wire.native import peer, reads, value_messages
 from taskyard.wire.value_names import Holder, StoreDocument

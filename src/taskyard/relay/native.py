@@ -61,7 +61,7 @@ MALFORMED_TEXT: Final = "messages of the broker that are no replies: %d new, %d 
 
 
 class Upstream(Protocol):
-    """The connection to the broker: `net.places.CountingSocket`."""
+    """The connection to the broker: `net.zmq_socket.CountingSocket`."""
 
     def receive(self) -> list[bytes] | None: ...
 

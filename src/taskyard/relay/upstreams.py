@@ -38,14 +38,14 @@ CONNECTED_TEXT: Final = "broker at %s: connected"
 
 
 class Upstream(Protocol):
-    """A socket to a broker: `net.places.CountingSocket`."""
+    """A socket to a broker: `net.zmq_socket.CountingSocket`."""
 
     endpoint: str
     #: Empty: it has no key.
     key_name: str
 
     @property
-    def place(self) -> str:
+    def address(self) -> str:
         """The present one of several places. Empty: it is not connected."""
 
     def is_connected(self) -> bool: ...
@@ -87,10 +87,10 @@ class UpstreamCheck:
     def _check(self, number: int, upstream: Upstream, now_ns: int) -> None:
         if upstream.is_connected():
             self._connected_ns[number] = now_ns
-            place, self._places[number] = self._places[number], upstream.place
-            if number in self._missing or place not in ("", upstream.place):
+            place, self._places[number] = self._places[number], upstream.address
+            if number in self._missing or place not in ("", upstream.address):
                 self._missing.discard(number)
-                logger.warning(CONNECTED_TEXT, upstream.place)
+                logger.warning(CONNECTED_TEXT, upstream.address)
             return
         missing_ns = now_ns - self._connected_ns[number]
         try:

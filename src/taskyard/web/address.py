@@ -23,7 +23,7 @@ from msgspec import MsgspecError, Struct, json
 from taskyard.errors import UnusableEndpoint, UserError
 from taskyard.journal.files import open_regular, replace_private
 from taskyard.net.keys import read_private
-from taskyard.process.page_file import PAGE_FILE, is_owned, page_address, read_page_file
+from taskyard.process.state_files import PAGE_FILE, is_owned, page_address, read_page_file
 from taskyard.settings.keys import PAGE_ADDRESS
 from taskyard.settings.values import InvalidValue, read_host_port
 

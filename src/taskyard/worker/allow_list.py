@@ -1,9 +1,9 @@
-"""The functions that `call` tasks may use: those of the modules named by `--allow`.
+"""The functions that `call` tasks may use: functions of the modules named by `--allow`.
 
 A module's name allows the module and everything below it. Of a module, only what it defines itself
 or lists in `__all__` can be called: a module that imports `subprocess` would otherwise offer every
 program on the machine. Names are looked up in the dictionaries of modules and classes, and modules
-on the search paths from before the first call, so a call can't change what the next one finds.
+on the search paths from before the first call, so a call can't change what the next call finds.
 Knows no processes.
 """
 
@@ -138,7 +138,7 @@ class AllowList:
         is_twin = not any(_is_below(name, allowed) for allowed in self._allow)
         found = self._modules.load(name, must_be_compiled=is_twin)
         if not is_module_allowed(found.name, self._allow):
-            # `os.path` is `posixpath`. A package may also give its names to modules of others.
+            # `os.path` is `posixpath`. A package may also give its names to foreign modules.
             if name not in self._allow:
                 raise UserError(f"{name} is {found.name}: {refusal(found.name)}")
             self._allow += (found.name,)
@@ -164,7 +164,7 @@ class AllowList:
         return self._checked(call, module, found, owner, is_listed=is_listed)
 
     def _attribute(self, call: str, owner: type, name: str) -> object:
-        """Return what a class of an allowed module, or a base that is one, has by a name."""
+        """Return what a class of an allowed module, or an allowed base, has by a name."""
         self._require_home(call, owner.__module__)
         for base in owner.__mro__:
             if name in vars(base):
@@ -195,7 +195,8 @@ class AllowList:
             )
         self._require_home(call, _home(found))
         if not isinstance(found, _DEFINED):
-            # An object, whose type or function is that of this module, and not of any allowed one.
+            # An object, whose type or function is that of this module, and not of any allowed
+            # module.
             own = [name for name in self._allow if is_module_allowed(module.name, [name])]
             if not is_module_allowed(str(_home(found)), own):
                 raise UserError(f"{call} is defined in {_home(found)}, not in {module.name}")
@@ -241,7 +242,7 @@ class _Module(NamedTuple):
     module: ModuleType
 
     def member(self, name: str) -> object:
-        """Return what a module has by a name. It may make those that it lists at first use."""
+        """Return what a module has by a name. Listed names may be made at first use."""
         if name in self.names:
             return self.names[name]
         if name in self.exported:
@@ -288,7 +289,8 @@ class _Modules:
         self.tops.add(found.name.partition(".")[0])
 
     def load(self, name: str, *, must_be_compiled: bool = False) -> _Module:
-        """Return a module. Raises what its import raises, and `UserError` if it is another one."""
+        """Return a module. Raises what its import raises, and `UserError` if it is another
+        module."""
         if name not in self._known:
             parent = name.rpartition(".")[0]
             path = self.load(parent).path if parent else self._path

@@ -1,4 +1,4 @@
-"""The program of a Python child process: calls functions for its worker, one by one.
+"""The program of a Python child process: calls functions for its worker in turn.
 
 Started as `python -P -m taskyard.worker.call_child SOCKET PIPE LOG MODULE...` with a socket to the
 worker, a pipe from it, the descriptor of the task's output and the allowed modules, or forked from
@@ -45,8 +45,7 @@ from taskyard.wire.plain_pickles import PlainLoader
 from taskyard.worker import allow_list, call_frames
 from taskyard.worker.allow_list import AllowList
 from taskyard.worker.call_frames import CallFrame, ResultFrame
-from taskyard.worker.jobs import cut_reason
-from taskyard.worker.limits import PICKLED_BYTES_MAX, READ_BYTES_MAX, RESULT_BYTES_MAX
+from taskyard.worker.jobs import PICKLED_BYTES_MAX, READ_BYTES_MAX, RESULT_BYTES_MAX, cut_reason
 from taskyard.worker.processes import task_env
 
 if TYPE_CHECKING:
@@ -186,7 +185,7 @@ class CallRunner:
         return self._run_call(work, call.env)
 
     def _run_call(self, call: Call, env: Mapping[str, str]) -> ResultFrame:
-        """Call a function by its name. Variables of the worker replace those of the call."""
+        """Call a function by its name. Variables of the worker replace equal names of the call."""
         try:
             # First: an import must not see the directory and the variables that a sender chose.
             function = self._function(call.call)
@@ -258,7 +257,7 @@ class CallRunner:
         return function, args, kwargs
 
     def _load_plain(self, call: Pickled, loader: PlainLoader) -> tuple[Any, Any, Any]:
-        """Like `_load`, for a sender that is not trusted. Its search path is not used."""
+        """Like `_load`, for a sender that is not trusted. The search path is not used."""
         header = call.header
         if header.setup_file or header.setup:
             raise UserError(allow_list.PICKLE_REFUSAL)
@@ -396,7 +395,7 @@ class OutputPipe:
         return any(self._count)
 
     def wait_until_read(self) -> None:
-        """Wait until the worker has read the output of a call, before the next one prints.
+        """Wait until the worker has read the output of a call, before the next call prints.
 
         Not for long: a thread that a call left behind may print all the time.
         """
@@ -429,7 +428,7 @@ def _run_exit_functions() -> None:
 def serve(descriptor: int, log: int, allow: Sequence[str]) -> None:
     """Serve calls until the worker closes the socket. `log` is the task's output.
 
-    Receives one call at a time, so that the worker can take back those that wait.
+    Receives one call at a time, so that the worker can take back calls that wait.
     """
     caller, output = CallRunner(allow, log), OutputPipe(log)
     inbox, meter = call_frames.FrameBuffer(), UsageMeter()

@@ -1,8 +1,8 @@
 """The frames between a worker and its Python child processes.
 
 A frame is its length and that many bytes: a `CallFrame` to the child, a `ResultFrame` back. Between
-them a child may send notices of one byte. Its first frame is empty: it is ready. A long frame is
-sent in several packets. Knows no sockets.
+them a child may send notices of one byte. The first frame is empty: the child is ready. A long
+frame is sent in several packets. Knows no sockets.
 """
 
 import struct
@@ -23,7 +23,7 @@ READY: Final = _LENGTH.pack(0)
 WAIT: Final = b"w"
 RESUME: Final = b"r"
 
-#: The longest packet. Longer ones would need more memory of the kernel in one piece.
+#: The longest packet. Longer packets would need more memory of the kernel in one piece.
 PACKET_BYTES_MAX: Final = 32 << 10
 
 

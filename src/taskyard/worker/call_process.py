@@ -1,11 +1,11 @@
 """Tasks of `call` and `pickle`: functions, called in Python processes that are kept.
 
-A child runs one call at a time. Its output between a call and the result belongs to that call. A
+A child runs one call at a time. All output between a call and the result belongs to that call. A
 child that dies or is ended fails its call, and a new child replaces it. Threads and globals that a
 call leaves behind stay until the process ends.
 
-A child whose calls are short gets the next ones ahead, so that it need not wait for the worker. It
-receives one at a time. The worker holds the child's end of the socket too: it takes back those that
+A child whose calls are short gets the next calls ahead, so that it need not wait for the worker. It
+receives one at a time. The worker holds the child's end of the socket too: it takes back calls that
 wait as soon as a call takes long. Meanwhile the worker does not read the child's output. The child
 marks a result whose call has printed, and goes on when that output was read.
 
@@ -30,36 +30,20 @@ from taskyard.core.blobs import Blob, Content
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.process.child import STATUS_UNKNOWN, status_text
-from taskyard.worker import call_frames
+from taskyard.worker import call_frames, jobs, processes
 from taskyard.worker.call_frames import CallFrame, ResultFrame
-from taskyard.worker.devices import Shares
-from taskyard.worker.jobs import Job, JobResult, Tail, no_room_retry_ns
-from taskyard.worker.limits import (
-    CHILD_START_NS_MAX,
-    KILL_GRACE_NS,
-    OUTPUT_TAIL_BYTES,
-    PICKLED_BYTES_MAX,
-    READ_BYTES_MAX,
-)
-from taskyard.worker.processes import (
-    Pipe,
-    Process,
-    RunnerContext,
-    Streams,
-    SupervisedProcess,
-    fork,
-    job_env,
-    start,
-)
+from taskyard.worker.jobs import Job, JobResult
+from taskyard.worker.processes import SupervisedProcess
+from taskyard.worker.slots import DeviceParts
 
 #: `-P` keeps the current directory off `sys.path`: a user's `json.py` must not replace Python's.
 _PROGRAM: Final = ("-P", "-m", "taskyard.worker.call_child")
 
 #: The longest result. More comes from other code that writes to the socket.
-_REPLY_BYTES_MAX: Final = PICKLED_BYTES_MAX + READ_BYTES_MAX
+_REPLY_BYTES_MAX: Final = jobs.PICKLED_BYTES_MAX + jobs.READ_BYTES_MAX
 
 
-#: A call is short below this time, and long after the other one.
+#: A call is short below this time, and long above the second time.
 _SHORT_CALL_NS: Final = SECOND_NS // 500
 _LONG_CALL_NS: Final = SECOND_NS // 50
 
@@ -97,12 +81,12 @@ class CallProcess(SupervisedProcess):
 
     def __init__(  # noqa: PLR0913, PLR0917  # parts of one process
         self,
-        process: Process,
+        process: processes.Process,
         sockets: tuple[socket.socket, socket.socket],
         resuming: int,
-        output: Tail,
-        pipe: Pipe,
-        runner_context: RunnerContext,
+        output: jobs.Tail,
+        pipe: processes.Pipe,
+        runner_context: processes.RunnerContext,
     ) -> None:
         """Use the two ends of a socket, the worker's and the child's.
 
@@ -114,14 +98,14 @@ class CallProcess(SupervisedProcess):
         self._output = output
         self._pipe = pipe
         self._inbox = call_frames.FrameBuffer()
-        #: Jobs that were sent after the current one.
+        #: Jobs that were sent after the current job.
         self.ahead: deque[Job] = deque()
         #: Called with jobs that were sent ahead and have not begun.
         self.on_returned: Callable[[Sequence[Job]], None] = _ignore
         #: Called when its call waits for other tasks, and when it goes on.
         self.on_wait: Callable[[CallProcess], None] = _ignore
         self.on_resume: Callable[[CallProcess], None] = _ignore
-        #: Its call waits for other tasks, or for its slots after that.
+        #: The call waits for other tasks, or for its slots after that.
         self._is_waiting = False
         #: Since when it has no job, by the monotonic clock.
         self.idle_since_ns = runner_context.now_ns()
@@ -129,7 +113,8 @@ class CallProcess(SupervisedProcess):
         self._short_count = 0
         #: Calls until it exits. None: it does not.
         self.calls_left: int | None = None
-        #: The rest of a call that did not fit the socket's buffer. A view, so nothing is copied.
+        #: What is left of a call that did not fit the socket's buffer. A view, so nothing is
+        #: copied.
         self._unsent = memoryview(b"")
         self._is_ready = False
         self._is_connected = True
@@ -145,13 +130,13 @@ class CallProcess(SupervisedProcess):
             self._close_socket()
         return is_idle
 
-    def call(self, job: Job, gpus: Shares) -> None:
+    def call(self, job: Job, gpus: DeviceParts) -> None:
         """Start a job with parts of GPUs. Only for a process that is free."""
         self._assign(job)
         self.gpus = gpus
         if not self._is_ready:
             # The start of Python does not count against the task's time limit.
-            self.due_ns = self._context.now_ns() + CHILD_START_NS_MAX
+            self.due_ns = self._context.now_ns() + jobs.CHILD_START_NS_MAX
         # Threads of an earlier call may have printed since.
         self._output.clear()
         self._send(_frame(job, gpus))
@@ -165,7 +150,7 @@ class CallProcess(SupervisedProcess):
         return min(self._short_count // _SHORT_PER_AHEAD, _AHEAD_MAX) if can else 0
 
     def call_ahead(self, job: Job) -> None:
-        """Send a small job while the current one runs."""
+        """Send a small job while the current job runs."""
         self._pipe.unwatch()  # first: the output from now on may be of another job
         self.watch_at_ns = self._context.now_ns() + _LONG_CALL_NS
         try:
@@ -176,7 +161,7 @@ class CallProcess(SupervisedProcess):
             self.ahead.append(job)
 
     def give_slots_back(self) -> None:
-        """Use no slots while its call waits. Its memory and GPUs stay."""
+        """Use no slots while its call waits. The memory and GPUs stay."""
         self.slots = 0
 
     def resume(self) -> None:
@@ -187,7 +172,7 @@ class CallProcess(SupervisedProcess):
             os.write(self._resuming, call_frames.RESUME)
 
     def watch(self) -> None:
-        """Take back the jobs that have not begun, and read the output of the current one."""
+        """Take back the jobs that have not begun, and read the output of the current job."""
         self.watch_at_ns = None
         self._short_count = 0
         # In this order: a result is sent before the next call is received.
@@ -198,7 +183,7 @@ class CallProcess(SupervisedProcess):
     def _take_back(self) -> None:
         """Take back the jobs that the child has not received.
 
-        Meanwhile it may receive one that follows others that were taken back.
+        Meanwhile it may receive a call that follows returned calls.
         """
         taken = self._take_unread()
         if self.job is None or not taken:
@@ -206,7 +191,7 @@ class CallProcess(SupervisedProcess):
         sent = [self.job, *self.ahead]
         returned = [job for job in sent if job.key in taken]
         begun = [job for job in sent if job.key not in taken]
-        if not begun:  # the current one has not begun either
+        if not begun:  # the current job has not begun either
             begun, returned = sent[:1], sent[1:]
             self._send(_frame(self.job))
         elif begun[0] is not self.job:
@@ -219,7 +204,7 @@ class CallProcess(SupervisedProcess):
         taken = set()
         while self.ahead:
             try:
-                frame = self._far.recv(READ_BYTES_MAX, socket.MSG_DONTWAIT)
+                frame = self._far.recv(jobs.READ_BYTES_MAX, socket.MSG_DONTWAIT)
             except OSError:
                 break
             taken.add(call_frames.key_of_packet(frame))
@@ -254,7 +239,7 @@ class CallProcess(SupervisedProcess):
         """Read from the socket until nothing is left, or it is closed."""
         while self._is_connected:
             try:
-                received = self._socket.recv(READ_BYTES_MAX)
+                received = self._socket.recv(jobs.READ_BYTES_MAX)
             except BlockingIOError:
                 return
             except OSError:
@@ -299,7 +284,7 @@ class CallProcess(SupervisedProcess):
         elif notice == call_frames.WAIT:
             self._is_waiting = True
             if self.watch_at_ns is not None:
-                self.watch()  # no call waits behind one that waits
+                self.watch()  # no call waits behind a waiting call
             self.on_wait(self)
         else:
             self.on_resume(self)
@@ -325,7 +310,7 @@ class CallProcess(SupervisedProcess):
             self._short_count = self._short_count + 1 if is_short else 0
             done = JobResult(self.job, result.outcome, result.text, self._output.content())
             if result.outcome is Outcome.RETRY_AT:  # the broker has no room for its result
-                done.retry_at_ns = no_room_retry_ns(self.job, self._context.wall_ns())
+                done.retry_at_ns = jobs.no_room_retry_ns(self.job, self._context.wall_ns())
             if result.output_end:
                 done.printed = _appended(done.printed, result.output_end)
             done.run = run
@@ -346,10 +331,10 @@ class CallProcess(SupervisedProcess):
         self.calls_left = calls_left - 1
         if calls_left <= 1:
             self._close_socket()
-            self.due_ns = self._context.now_ns() + KILL_GRACE_NS
+            self.due_ns = self._context.now_ns() + jobs.KILL_GRACE_NS
 
     def _begin_next(self) -> None:
-        """Make the first job that was sent ahead the current one."""
+        """Make the first job that was sent ahead the current job."""
         job = self.ahead.popleft()
         self._assign(job)
         self._output.clear()
@@ -386,15 +371,15 @@ def _appended(output: Content, end: bytes) -> Content:
     return output + end
 
 
-def _frame(job: Job, gpus: Shares | None = None) -> memoryview:
-    env = job_env(job, gpus or {})
+def _frame(job: Job, gpus: DeviceParts | None = None) -> memoryview:
+    env = processes.job_env(job, gpus or {})
     call = CallFrame(job.name, job.attempt, job.payload, job.campaign, env, job.inputs)
     return memoryview(call_frames.pack(call))
 
 
 def start_child(
     allow: Sequence[str],
-    runner_context: RunnerContext,
+    runner_context: processes.RunnerContext,
     options: CallOptions,
     *,
     forked: bool = False,
@@ -403,18 +388,20 @@ def start_child(
 
     `forked`: fork this process, which must have one thread. That takes a tenth of the time.
     """
-    output = Tail(OUTPUT_TAIL_BYTES)
-    pipe = Pipe(runner_context.selector, output.add)
+    output = jobs.Tail(jobs.OUTPUT_TAIL_BYTES)
+    pipe = processes.Pipe(runner_context.selector, output.add)
     with pipe as writing:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         descriptor = theirs.fileno()
         resumed, resuming = os.pipe()
         if options.passes_output:
             log = writing
-            streams = Streams(runner_context.dev_null, 1, 2, [descriptor, resumed, log])
+            streams = processes.Streams(runner_context.dev_null, 1, 2, [descriptor, resumed, log])
         else:
             log = 2
-            streams = Streams(runner_context.dev_null, writing, writing, [descriptor, resumed])
+            streams = processes.Streams(
+                runner_context.dev_null, writing, writing, [descriptor, resumed]
+            )
         numbers = (descriptor, resumed, log)
         argv = [sys.executable, *_PROGRAM, *map(str, numbers), *allow]
         try:
@@ -422,9 +409,9 @@ def start_child(
                 from taskyard.worker import call_child  # noqa: PLC0415  # slow to import
 
                 env = runner_context.task_env
-                process = fork(partial(call_child.run, *numbers, allow, env), streams)
+                process = processes.fork(partial(call_child.run, *numbers, allow, env), streams)
             else:
-                process = start(argv, streams, runner_context.env, runner_context.paths)
+                process = processes.start(argv, streams, runner_context.env, runner_context.paths)
         except BaseException:
             ours.close()
             theirs.close()

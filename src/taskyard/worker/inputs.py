@@ -1,6 +1,6 @@
 """Fetches results of other tasks that a worker's tasks need, before these start.
 
-Tasks wait here until all their inputs are there. Short results stay in memory, long ones go to
+Tasks wait here until all their inputs are there. Short results stay in memory, long results go to
 files, which are removed when the task has ended. The channel resends requests, so a restart of the
 broker only delays them. Has no socket. Does not put the results in place: runners do.
 """
@@ -60,7 +60,7 @@ class _Failed(Exception):
 
 
 class InputFetcher:
-    """The tasks of a worker that wait for results of others."""
+    """The tasks of a worker that wait for results of other tasks."""
 
     def __init__(self, channel: Channel, settings: WorkerSettings, runner: Runner) -> None:
         self._channel = channel
@@ -80,7 +80,7 @@ class InputFetcher:
             self._runner.start(job)
 
     def on_reply(self, reply: Reply) -> list[JobResult]:
-        """Start a task that has all its inputs. Return the result of one that can't start."""
+        """Start a task that has all its inputs. Return its result if it can't start."""
         waiting = self.waiting.pop(reply.request)
         try:
             if waiting.names:

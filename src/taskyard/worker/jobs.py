@@ -1,4 +1,4 @@
-"""Jobs, their results and their output, as the loops and the runners exchange them.
+"""Jobs, their results and their limits, as the loops and the runners exchange them.
 
 A job is one attempt at a task. Output has bounded memory. Knows no processes and no messages.
 """
@@ -10,16 +10,72 @@ from msgspec import Struct
 
 from taskyard.core.blobs import Blob, Content, text_of
 from taskyard.core.events import Outcome
-from taskyard.core.limits import REASON_BYTES_MAX
+from taskyard.core.limits import PAYLOAD_BYTES_MAX, REASON_BYTES_MAX, SECOND_NS
 from taskyard.core.resources import Resources
 from taskyard.core.rules import Rule
 from taskyard.core.runs import Run
 from taskyard.wire.inputs import Input
-from taskyard.worker.limits import LAST_LINE_BYTES_MAX, NO_ROOM_RETRIES_MAX, NO_ROOM_RETRY_NS
+
+#: A result travels in a message and stays in the journal. Larger results belong in a file.
+RESULT_BYTES_MAX: Final = 1 << 20
+
+#: A pickled result may be as large as a pickled call: executors pass values from call to call.
+PICKLED_BYTES_MAX: Final = PAYLOAD_BYTES_MAX
+
+#: The end of a task's output, which mostly shows the problem.
+OUTPUT_TAIL_BYTES: Final = 16 << 10
+
+#: The last line of output in a reason. The whole is in the output.
+LAST_LINE_BYTES_MAX: Final = 500
+
+#: A read from a pipe: its usual capacity, so that no task delays other tasks.
+READ_BYTES_MAX: Final = 64 << 10
+
+#: Between SIGTERM and SIGKILL, for cleanup.
+KILL_GRACE_NS: Final = 2 * SECOND_NS
+
+#: A Python process must be ready for its first call within this time.
+CHILD_START_NS_MAX: Final = 60 * SECOND_NS
+
+#: An agent that holds tasks and sends nothing for this time hangs. Longer tasks send comments.
+AGENT_HUNGER_NS_MAX: Final = 3600 * SECOND_NS
+
+#: An idle agent exits after this time. A new agent starts when needed.
+AGENT_IDLE_NS_MAX: Final = 180 * SECOND_NS
+
+#: A hungry agent is notified after this time that no task waits: the next task takes a moment to
+#: come from the broker.
+AGENT_IDLE_NOTICE_NS: Final = SECOND_NS // 10
+
+#: Between `finish` and SIGTERM, so that an agent can close its files.
+AGENT_FINISH_NS_MAX: Final = 10 * SECOND_NS
+
+#: Between the end of an agent's output and SIGTERM: it can't report any more.
+AGENT_CLOSED_NS_MAX: Final = SECOND_NS
+
+#: Malformed lines between two reports. A few come from a library that prints. More come from a
+#: program of another protocol, whose task would never end.
+AGENT_MALFORMED_LINES_MAX: Final = 100
+
+#: Delay after a failed agent. It doubles each time up to the maximum, so that a broken program is
+#: not started a thousand times a second.
+AGENT_RESTART_NS: Final = SECOND_NS // 10
+AGENT_RESTART_NS_MAX: Final = 10 * SECOND_NS
+
+#: Log lines of an agent per second: people read the log.
+AGENT_LOG_LINES_MAX: Final = 20
+
+#: Comments sent to the broker while a task runs. Each is journalled, so only the newest are sent.
+PROGRESS_BYTES_MAX: Final = 2048
+
+#: When a task is due again whose output or result the broker has no room for, for each attempt so
+#: far, as it may never fit. While the broker's disk is full, the broker waits longer.
+NO_ROOM_RETRY_NS: Final = 10 * SECOND_NS
+NO_ROOM_RETRIES_MAX: Final = 60
 
 
 class Job(Struct, frozen=True):
-    """One attempt at a task, as the broker assigned it."""
+    """An attempt at a task, as the broker assigned it."""
 
     name: bytes
     attempt: int

@@ -1,8 +1,8 @@
 """The native worker as a process: socket, runner, announcements and logs around its loop.
 
 With several brokers there is a worker for each, and they share the slots of the process. Without a
-broker the worker waits for one. During a shutdown it waits for a limited time only: the
-tasks that it could not report run again when their leases expire.
+broker the worker waits. During a shutdown it waits for a limited time only: tasks that it could not
+report run again when their leases expire.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 import logging
 import select
 import time
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.model import Refusal, shown
+from taskyard.core.model import Refusal, counted, shown
 from taskyard.core.resources import CPUS
 from taskyard.errors import NameLost, Refused
 from taskyard.net import sockets
@@ -21,12 +22,11 @@ from taskyard.net.channel import Channel
 from taskyard.net.host import Host
 from taskyard.process.current_task import WORKER_VARIABLE
 from taskyard.worker.agents.runner import AgentRunner
-from taskyard.worker.announcer import Announcer
 from taskyard.worker.call_process import CallOptions
 from taskyard.worker.native import NativeWorkerLoop
+from taskyard.worker.output import OutputSpool
 from taskyard.worker.runner import ProcessRunner
-from taskyard.worker.slot_budget import SlotBudget
-from taskyard.worker.spool import OutputSpool
+from taskyard.worker.slots import SlotBudget
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +36,55 @@ if TYPE_CHECKING:
     from taskyard.worker.agents.rules import AgentSettings
     from taskyard.worker.jobs import Runner
     from taskyard.worker.settings import WorkerSettings
-    from taskyard.worker.slot_budget import Share
+    from taskyard.worker.slots import Share
+
+
+class Announcer:
+    """Announces to the user whether a broker answers, and the steps of a shutdown."""
+
+    def __init__(self, name: str, announce: Callable[[str], None], *, peer: str = "broker") -> None:
+        self._name = name
+        self._announce = announce
+        self._peer = peer
+        #: The last announcement for each endpoint: the address that answers, or that none does.
+        self._answering: dict[str, str] = {}
+
+    def connection(
+        self, endpoint: str, *, connected: bool, missing: bool, address: str = ""
+    ) -> None:
+        """Announce once that a broker answers, and once that it is `missing`.
+
+        A broker may be neither: it has not answered yet, and it is too early to miss it. If it
+        has several addresses, it is announced again at another `address`.
+        """
+        found = (address or self._answering.get(endpoint) or endpoint) if connected else ""
+        if found == self._answering.get(endpoint) or not (connected or missing):
+            return
+        self._answering[endpoint] = found
+        if connected:
+            self._announce(f"worker {self._name} works for the {self._peer} at {found}")
+        else:
+            self._announce(f"no {self._peer} answers at {endpoint}, worker {self._name} waits")
+
+    def finishing(self, tasks: int) -> None:
+        """Announce that the worker exits after its running tasks, if there are any."""
+        if tasks:
+            self._announce(
+                f"worker {self._name} exits after {counted(tasks, 'task')} (a second signal stops "
+                f"{'it' if tasks == 1 else 'them'})"
+            )
+
+    def stopping(self) -> None:
+        """Announce that running tasks are stopped and returned."""
+        self._announce(f"worker {self._name} stops its running tasks and returns them")
+
+    def unreported(self, tasks: int) -> None:
+        """Announce that the worker exits though it could not report tasks."""
+        self._announce(
+            f"worker {self._name} exits without a {self._peer} to report to: "
+            f"{counted(tasks, 'task')} will run again"
+        )
+
 
 logger = logging.getLogger("taskyard.worker")
 
@@ -70,7 +118,7 @@ class WorkerMonitor:
         self.wake_at_ns = loop.wake_at_ns
         self._channel = channel
         self._runner = runner
-        #: Its name in logs, with the broker if there are several.
+        #: The name in logs, with the broker if there are several.
         self.log_name = shown(loop.settings.name)
         self._announcer = Announcer(self.log_name, announce)
         self._refusal_logged = ""
@@ -87,16 +135,16 @@ class WorkerMonitor:
         is_same = loop.waits_for_name == self._waits_for_name
         return is_same and time.monotonic_ns() < self._check_due_ns
 
-    def after_turn(self, endpoint: str, place: str = "") -> None:
-        """Announce and log changes of the turn. `place` is the present one of a broker that has
-        several.
+    def after_turn(self, endpoint: str, address: str = "") -> None:
+        """Announce and log changes of the turn. `address` is where a broker with
+        several addresses is now.
 
         Raises `NameLost` if the broker gave the name to another process, `Refused` if it refuses
         the key.
         """
         missing = self._channel.unanswered_ns() > BROKER_MISSING_NS
         connected = self._channel.was_connected and not missing
-        self._announcer.connection(endpoint, connected=connected, missing=missing, place=place)
+        self._announcer.connection(endpoint, connected=connected, missing=missing, address=address)
         self._log_refusal()
         self._check_due_ns = time.monotonic_ns() + CHECK_NS if connected else 0
         self.has_exited = self._loop.has_exited or self._should_give_up()
@@ -158,7 +206,7 @@ class SocketWorker(WorkerMonitor):
     host: Host
     #: Ready when a process of the runner has ended or printed. None: it runs no quick tasks.
     runner_poll: select.poll | None = None
-    #: Its part of a process that works for several brokers.
+    #: The part of a process that works for several brokers.
     share: Share | None = None
 
     def turn(self) -> bool:
@@ -180,7 +228,7 @@ class SocketWorker(WorkerMonitor):
         self._loop.send()
         if not self.is_steady():
             self.wire.check_accepted(self._channel.unanswered_ns())
-            self.after_turn(self.wire.endpoint, self.wire.place)
+            self.after_turn(self.wire.endpoint, self.wire.address)
 
     def abandon(self) -> Runner:
         """Exit without the broker, and stop all tasks. Return the runner, which ends them."""
@@ -204,7 +252,7 @@ class BrokerTarget(NamedTuple):
 class WorkerOptions(NamedTuple):
     """How to run tasks, for any broker."""
 
-    #: Modules whose functions may be called, and whether pickled ones are, too.
+    #: Modules whose functions may be called, and whether pickled functions are, too.
     allow: Sequence[str] = ()
     allow_pickle: bool = False
     #: Start the processes for functions with the worker, not with the first tasks.
@@ -256,7 +304,7 @@ class _BrokerWorkers:
             if len(self._live()) <= 1:
                 raise
             endpoint = worker.wire.endpoint
-            logger.warning("broker at %s: %s: works for the others only", endpoint, refused)
+            logger.warning("broker at %s: %s: works for the other brokers only", endpoint, refused)
             self._refused.append(worker.abandon())
 
     def _live(self) -> list[SocketWorker]:
@@ -302,16 +350,21 @@ def _make_worker(
     share: Share | None = None,
 ) -> SocketWorker:
     """Return the worker of one broker, with its socket and its runner."""
-    settings, rule_runner = broker.settings, None
-    slots, allow = settings.slots, options.allow
+    settings = broker.settings
     spool = OutputSpool(host.clock.monotonic_ns)
-    shared: Any = {"allow_pickle": options.allow_pickle, "gpus": options.gpus, "spool": spool}
+    kind: Callable[..., ProcessRunner] = partial(ProcessRunner, command=options.command)
     if options.command is None:
-        how = {"allow": allow, "env": options.env, **shared}
-        rule_runner = AgentRunner(slots, host.clock, options.agents, **how)
-    runner = host.add_resource(
-        rule_runner or ProcessRunner(slots, allow, host.clock, command=options.command, **shared)
+        kind = partial(AgentRunner, program=options.agents, env=options.env)
+    runner = kind(
+        settings.slots,
+        clock=host.clock,
+        allow=options.allow,
+        allow_pickle=options.allow_pickle,
+        gpus=options.gpus,
+        spool=spool,
     )
+    rule_runner = runner if isinstance(runner, AgentRunner) else None
+    host.add_resource(runner)
     runner.call_options = options.call_options
     runner.set_task_env({**broker.task_env, WORKER_VARIABLE: shown(broker.settings.name)})
     runner.cores_total = dict(settings.resources).get(CPUS, 0)

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Final, Protocol
 from taskyard.core.model import shown
 from taskyard.net import sockets
 from taskyard.net.host import Host
-from taskyard.net.send_queue import RESEND_NS, SendQueue
+from taskyard.net.round_robin import RESEND_NS, SendQueue
 from taskyard.wire.ping_pong import peer as ping_pong_peer
-from taskyard.worker.announcer import Announcer
 from taskyard.worker.jobs import Job
+from taskyard.worker.native_process import Announcer
 from taskyard.worker.settings import default_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from taskyard.net.host import Poller
     from taskyard.net.keys import PeerKey
-    from taskyard.net.poller import Poller
     from taskyard.net.protocols import Clock, MonotonicClock, Transport
     from taskyard.net.zmq_socket import ZmqSocket
     from taskyard.worker.jobs import Runner
@@ -144,7 +144,7 @@ class PolledSockets:
 
     def place(self) -> str:
         """Return the place of the broker. Empty: it is at one of several, and not connected."""
-        return next((wire.place for wire in self._connections if wire.place), "")
+        return next((wire.address for wire in self._connections if wire.address), "")
 
     def check_accepted(self, unanswered_ns: int) -> None:
         """Raise `Refused` if the broker has refused the key."""
@@ -186,7 +186,7 @@ class PingPongGroup:
             self._endpoint,
             connected=any(one.worker.was_connected for one in connected),
             missing=not connected,
-            place=self._opened.place(),
+            address=self._opened.place(),
         )
         return False
 

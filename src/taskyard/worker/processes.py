@@ -1,4 +1,4 @@
-"""Child processes of a worker: start, signals, pipes, exit, and the way from SIGTERM to SIGKILL.
+"""Child processes of a worker: their start, signals, pipes, memory limits and end.
 
 Each child leads a session, so that it can be ended with everything it has started. Children are
 started by `posix_spawn`, which costs a third of `subprocess`. It takes no directory, so the worker
@@ -10,32 +10,88 @@ closes the worker's end, it sends SIGIO to the child's group, which ends it. (Li
 is ignored. A program that leaves its group or handles SIGIO survives.)
 """
 
+from __future__ import annotations
+
 import fcntl
 import gc
+import logging
 import os
 import resource
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import lru_cache
+from pathlib import Path
 from selectors import EVENT_READ, BaseSelector
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskyard.core.identity import split
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.resources import MEMORY
+from taskyard.core.resources import MEMORY, format_bytes
 from taskyard.core.runs import Run
 from taskyard.process import current_task
 from taskyard.process.child import STATUS_UNKNOWN
 from taskyard.process.fork import run_forked
 from taskyard.process.logs import leave_log
-from taskyard.worker.devices import Shares, resource_env
-from taskyard.worker.jobs import Job, JobResult
-from taskyard.worker.limits import DRAIN_BYTES_MAX, KILL_GRACE_NS, READ_BYTES_MAX
-from taskyard.worker.program_paths import ProgramPaths
+from taskyard.worker.jobs import KILL_GRACE_NS, READ_BYTES_MAX, Job, JobResult
+from taskyard.worker.slots import DeviceParts, resource_env
 
 if TYPE_CHECKING:
-    from taskyard.worker.spool import OutputSpool
+    from collections.abc import Iterable
+
+    from taskyard.worker.output import OutputSpool
+
+#: Read from the pipe of an ended process: the largest pipe of an ordinary user. Another process
+#: that still holds the pipe could write for ever.
+DRAIN_BYTES_MAX: Final = 1 << 20
+
+#: Interval at which the memory of tasks with a limit is measured. A program can allocate about a
+#: gigabyte meanwhile.
+MEMORY_CHECK_NS: Final = SECOND_NS // 5
+
+
+#: How long a path is remembered. A campaign of quick tasks runs the same program all the time, and
+#: a search costs a system call for every directory. Then a new program is found soon.
+REMEMBERED_NS_MAX: Final = SECOND_NS
+
+#: Paths that are remembered. Tasks that run at the same time use few programs.
+_PATHS_MAX: Final = 256
+
+
+def find_program(program: str, env: Mapping[str, str]) -> str:
+    """Return a program's path, by the PATH that it will run with. Raises `FileNotFoundError`."""
+    if "/" in program:
+        return program
+    path = shutil.which(program, path=env.get("PATH", os.defpath))
+    if path is None:
+        raise FileNotFoundError(2, os.strerror(2), program)
+    return path
+
+
+class ProgramPaths:
+    """Finds programs like `find_program`, and remembers their paths for a moment."""
+
+    def __init__(self, now_ns: Callable[[], int]) -> None:
+        self._now_ns = now_ns
+        self._find_once = lru_cache(_PATHS_MAX)(self._search)
+
+    def find(self, program: str, env: Mapping[str, str]) -> str:
+        """Return a program's path. Raises `FileNotFoundError`."""
+        directories = env.get("PATH", os.defpath)
+        # A relative directory is another directory for each task.
+        if not all(map(os.path.isabs, directories.split(os.pathsep))):
+            return find_program(program, env)
+        return self._find_once(program, directories, self._now_ns() // REMEMBERED_NS_MAX)
+
+    def _search(self, program: str, directories: str, _moment: int) -> str:
+        return find_program(program, {"PATH": directories})
+
+    def forget(self) -> None:
+        """Search again next time: a path did not work."""
+        self._find_once.cache_clear()
+
 
 #: Python ignores these signals. Programs expect their defaults.
 _RESTORED_SIGNALS: Final = (signal.SIGPIPE, signal.SIGXFSZ)
@@ -76,7 +132,7 @@ class Process:
         return self._status is not None
 
     def reap(self) -> int:
-        """Kill the rest of the group, wait for the process, and return its exit status.
+        """Kill the whole group, wait for the process, and return its exit status.
 
         The status of a signal is negative. Blocks unless the process has ended or was killed.
         """
@@ -139,8 +195,8 @@ def start(
 def fork(program: Callable[[], None], streams: Streams) -> Process:
     """Fork a process that runs `program` and exits. Only while there is one thread.
 
-    It has the modules of this one, its own session and standard files, and no other descriptors
-    than those of `streams`. Raises `OSError`.
+    It has the modules of this process, its own session and standard files, and of other descriptors
+    only `streams`. Raises `OSError`.
     """
     near, far = os.pipe()
 
@@ -227,7 +283,7 @@ def task_env(name: bytes, attempt: int, campaign: bytes = b"") -> dict[str, str]
     }
 
 
-def job_env(job: Job, gpus: Shares) -> dict[str, str]:
+def job_env(job: Job, gpus: DeviceParts) -> dict[str, str]:
     """Return the variables of a job that most have not: resources, and its priority if any."""
     variables = resource_env(job.resources, gpus)
     if job.priority:
@@ -258,7 +314,7 @@ class RunnerContext(NamedTuple):
     wall_ns: Callable[[], int]
     paths: ProgramPaths
     #: Takes the output of programs. None: its end goes with the result.
-    spool: "OutputSpool | None" = None
+    spool: OutputSpool | None = None
     #: Variables for every task: the worker's broker and key file. `env` has them too.
     task_env: Mapping[str, str] = {}
 
@@ -274,7 +330,7 @@ class Pipe:
         self,
         selector: BaseSelector,
         on_data: Callable[[bytes], None],
-        gate: "OutputSpool | None" = None,
+        gate: OutputSpool | None = None,
         *,
         is_watched: bool = True,
     ) -> None:
@@ -364,7 +420,7 @@ class SupervisedProcess:
         #: The most memory that its job may use. 0: no limit.
         self.memory_limit_bytes = 0
         #: Parts of GPUs that it has, by id. It keeps them until it has ended.
-        self.gpus: Shares = {}
+        self.gpus: DeviceParts = {}
         #: When SIGTERM or SIGKILL is due.
         self.due_ns: int | None = None
         #: When to begin to read its output. None: that has begun.
@@ -373,7 +429,7 @@ class SupervisedProcess:
         self.has_ended = False
         #: Why SIGTERM was sent. None: it was not.
         self.ending: bytes | None = None
-        #: Its job was not cancelled.
+        #: The job was not cancelled.
         self.is_wanted = True
         #: The start of its job, by the monotonic clock.
         self._began_ns = 0
@@ -407,7 +463,7 @@ class SupervisedProcess:
             self.process.signal(signal.SIGTERM)
 
     def end_over_memory(self, reason: bytes) -> None:
-        """Kill it at once, before it takes the memory of others."""
+        """Kill it at once, before it takes the memory of other tasks."""
         if self.ending is None:
             self.ending = reason
         self.memory_limit_bytes = 0
@@ -470,7 +526,7 @@ class SupervisedProcess:
         self.has_ended = True
         if self.process.pidfd is not None:
             self._context.selector.unregister(self.process.pidfd)
-        # The rest of the group ends here, so that no process delays the task by holding a pipe.
+        # The whole group ends here, so that no process delays the task by holding a pipe.
         status = self.process.reap()
         done = self._on_ended(status)
         self._clear_job()
@@ -478,5 +534,123 @@ class SupervisedProcess:
             self._context.report(done)
 
     def _on_ended(self, status: int) -> JobResult | None:
-        """Read the rest of the output, close descriptors, and return the job's result if any."""
+        """Read the output that is left, close descriptors, and return the job's result if any."""
         raise NotImplementedError
+
+
+logger = logging.getLogger("taskyard.worker")
+
+_PROC: Final = Path("/proc")
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+
+#: The file with the memory of a process that is shared with other processes.
+_ROLLUP: Final = "smaps_rollup"
+
+#: Fields of /proc/PID/stat behind the program's name.
+_PARENT, _SESSION, _RESIDENT = 1, 3, 21
+
+
+class ProcessRow(NamedTuple):
+    """A process of this machine."""
+
+    pid: int
+    parent: int
+    session: int
+    #: The resident memory, with shared pages.
+    resident_bytes: int
+
+
+class MemoryGuard:
+    """Kills tasks that use more memory than they asked for.
+
+    A task's memory is that of its process, of its session, and of all their children. Only tasks
+    with a limit are measured. Memory that several processes share is counted once.
+    """
+
+    #: When `check` is due, if a running task has a limit.
+    due_ns = 0
+    _has_warned = False
+
+    def check(self, processes: Iterable[SupervisedProcess], now_ns: int) -> None:
+        """Measure the tasks with a limit, and kill tasks beyond it."""
+        limited = [process for process in processes if process.memory_limit_bytes]
+        self.due_ns = now_ns + MEMORY_CHECK_NS
+        table = read_processes()
+        if not table and not self._has_warned:
+            self._has_warned = True
+            logger.warning("memory limits of tasks are not enforced: no /proc on this system")
+        for process in limited:
+            tree = process_tree(table, process.process.pid)
+            used_bytes = sum(row.resident_bytes for row in tree)
+            if used_bytes > process.memory_limit_bytes:
+                used_bytes = _proportional_bytes(tree)
+            if used_bytes > process.memory_limit_bytes:
+                process.end_over_memory(over_limit_text(used_bytes, process.memory_limit_bytes))
+                _kill_all(tree)
+
+
+def over_limit_text(used_bytes: int, limit_bytes: int) -> bytes:
+    """Return the reason of a failure. The used memory is rounded up, to differ from the limit."""
+    used, limit = format_bytes(used_bytes, up=True), format_bytes(limit_bytes)
+    return f"used {used} of {limit}".encode()
+
+
+def read_processes() -> list[ProcessRow]:
+    """Return all processes that are visible. Empty on systems without /proc."""
+    rows = []
+    with suppress(OSError):
+        for entry in os.scandir(_PROC):
+            if entry.name.isdecimal():
+                with suppress(OSError, ValueError, IndexError):
+                    rows.append(_read_row(int(entry.name)))
+    return rows
+
+
+def _read_row(pid: int) -> ProcessRow:
+    # The program's name is in parentheses and may contain any characters.
+    fields = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
+    parent, session = int(fields[_PARENT]), int(fields[_SESSION])
+    return ProcessRow(pid, parent, session, int(fields[_RESIDENT]) * _PAGE_BYTES)
+
+
+def process_tree(table: Sequence[ProcessRow], leader: int) -> list[ProcessRow]:
+    """Return a process, its session, and the children of all of these."""
+    children: dict[int, list[ProcessRow]] = {}
+    for row in table:
+        children.setdefault(row.parent, []).append(row)
+    found = {row.pid: row for row in table if leader in (row.pid, row.session)}
+    rest = list(found.values())
+    while rest:
+        for child in children.get(rest.pop().pid, ()):
+            if child.pid not in found:
+                found[child.pid] = child
+                rest.append(child)
+    return list(found.values())
+
+
+def _proportional_bytes(tree: Sequence[ProcessRow]) -> int:
+    """Return the memory of processes, with shared pages divided by the number of their users.
+
+    Kernels before 4.14 don't divide, so shared pages count for each process.
+    """
+    if not (_PROC / "self" / _ROLLUP).exists():
+        return sum(row.resident_bytes for row in tree)
+    return sum(_proportional_bytes_of(row) for row in tree)
+
+
+def _proportional_bytes_of(row: ProcessRow) -> int:
+    try:
+        lines = (_PROC / str(row.pid) / _ROLLUP).read_bytes().splitlines()
+    except PermissionError:  # it runs as another user
+        return row.resident_bytes
+    except OSError:  # it has ended
+        return 0
+    shares = [line.split()[1] for line in lines if line.startswith(b"Pss:")]
+    return int(shares[0]) * 1024 if shares else 0
+
+
+def _kill_all(tree: Iterable[ProcessRow]) -> None:
+    """Kill processes, even if they have left the group of their task."""
+    for row in tree:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(row.pid, signal.SIGKILL)

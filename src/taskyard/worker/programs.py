@@ -1,114 +1,162 @@
-"""Tasks of `exec`: one program each, by its argv and never through a shell.
+"""Tasks of `exec`: a program each, by its argv and never through a shell.
 
-Its stdin is empty, bytes of the payload, or a file. Its stdout is the result. A native worker
+Its stdin is empty, bytes of the payload, or a file. The stdout is the result. A native worker
 passes stdout and stderr to a spool, which keeps them whole. Other workers keep the last part of
 stdout, with the full length: a task that ran for hours does not fail for printing too much. Their
 output is the end of both streams together, in the order of reading.
+
+Also owns where a command runs: in its submitter's directory, if that is on this host. A missing
+input or output fails a command, and a command whose outputs are up to date does not run.
 """
 
 import errno
+import logging
 import os
 import stat
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
+from msgspec import Struct, structs
+
+from taskyard.campaign.file_times import TaskFiles
+from taskyard.core.blobs import Blob, length_of
 from taskyard.core.events import Outcome
-from taskyard.core.output import Stream
+from taskyard.core.limits import NOTE_BYTES_MAX, SECOND_NS
 from taskyard.process.child import STATUS_UNKNOWN, status_text
+from taskyard.wire.environments import decode_environment, merged_variables
 from taskyard.wire.payloads import Command
-from taskyard.worker.devices import Shares
-from taskyard.worker.jobs import Job, JobResult, Tail, cut_reason, last_line
-from taskyard.worker.limits import (
-    OUTPUT_TAIL_BYTES,
-    PROGRESS_TAIL_BYTES,
-    RESULT_BYTES_MAX,
-    UNWATCHED_NS,
-)
-from taskyard.worker.processes import (
-    Pipe,
-    Process,
-    RunnerContext,
-    Streams,
-    SupervisedProcess,
-    job_env,
-    start,
-    task_env,
-)
-from taskyard.worker.spool import OutputSpool
+from taskyard.worker import processes
+from taskyard.worker.jobs import OUTPUT_TAIL_BYTES, Job, JobResult, cut_reason
+from taskyard.worker.output import ProgramOutput, SpooledOutput
+from taskyard.worker.processes import Pipe, Streams, SupervisedProcess
+from taskyard.worker.slots import DeviceParts
+
+#: Output is read while a program runs, but not before this time. Most short programs have ended by
+#: then, and need no turn of their own for their output. A pipe holds it meanwhile.
+UNWATCHED_NS: Final = SECOND_NS // 100
+
+#: The end of a running program's output that a worker without a spool sends as progress.
+PROGRESS_TAIL_BYTES: Final = 4096
+
+logger = logging.getLogger("taskyard.worker")
+
+
+class CommandEnvironment(Struct, frozen=True):
+    """Directory and variables of some commands."""
+
+    env: Mapping[str, str]
+    #: The worker's own if None.
+    cwd: str | None = None
+    #: For users. b"": the commands run where their submitter asked.
+    note: bytes = b""
+
+    def apply_to(self, command: Command) -> Command:
+        """Return a command with the directory that it runs in."""
+        if self.cwd is None:
+            return command
+        # A command's own directory is relative to the submitter's, or absolute.
+        cwd = os.path.join(self.cwd, command.cwd or "").rstrip("/") or "/"  # noqa: PTH118 - faster
+        return structs.replace(command, cwd=cwd)
+
+
+def command_environment(raw: bytes, host: str, env: Mapping[str, str]) -> CommandEnvironment:
+    """Return directory and variables of a submission's commands. b"": the worker's own.
+
+    Raises `PeerError` for an environment that is not valid.
+    """
+    if not raw:
+        return CommandEnvironment(env)
+    environment = decode_environment(raw)
+    if environment.host == host:
+        return CommandEnvironment(merged_variables(environment, env), environment.cwd)
+    # The directory may be private, so neither the note nor the log names it.
+    submitter = environment.host.encode(errors="backslashreplace").decode()
+    text = f"ran in the worker's own directory and environment: submitted on host {submitter}"
+    logger.warning("commands submitted on host %s run in the worker's own directory", submitter)
+    return CommandEnvironment(env, note=text.encode()[:NOTE_BYTES_MAX])
+
+
+class CommandFiles:
+    """Files of the commands that a runner has started, and notes on them."""
+
+    def __init__(self) -> None:
+        self._notes: dict[tuple[bytes, int], bytes] = {}
+        #: The files of commands with outputs.
+        self._files: dict[tuple[bytes, int], TaskFiles] = {}
+
+    def start(self, job: Job, command: Command, note: bytes = b"") -> JobResult | None:
+        """Check the files of a command. Return its result if it must not run.
+
+        `note` is for users. An earlier attempt may have left incomplete outputs, so only a
+        first attempt is skipped.
+        """
+        if note:
+            self._notes[job.key] = note
+        if not command.inputs and not command.outputs:
+            return None
+        files = TaskFiles(command.inputs or (), command.outputs or (), command.cwd or "")
+        if missing := files.missing_input():
+            return JobResult(job, Outcome.FAILED, _reason("input missing", missing))
+        if not files.outputs:
+            return None
+        stale = files.why_stale()
+        if not stale and job.attempt == 1:
+            self._add_note(job, f"up to date: {_summary(files)}")
+            return JobResult(job, Outcome.DONE)
+        self._add_note(job, f"ran because {stale or 'this is not its first attempt'}")
+        self._files[job.key] = files
+        return None
+
+    def finish(self, done: JobResult) -> JobResult:
+        """Return the result of a command with its note. It has failed if an output is missing."""
+        files = self._files.pop(done.job.key, None)
+        is_done = done.outcome is Outcome.DONE
+        if files is not None and is_done and (missing := files.missing_output()):
+            done = _failed(done, _reason("output missing", missing))
+        note = self._notes.pop(done.job.key, b"")
+        if note and done.run is not None:
+            done.run = structs.replace(done.run, note=note)
+        return done
+
+    def drop(self, key: tuple[bytes, int]) -> None:
+        """Forget a command that was stopped."""
+        self._notes.pop(key, None)
+        self._files.pop(key, None)
+
+    def _add_note(self, job: Job, text: str) -> None:
+        before = self._notes.get(job.key)
+        note = _encoded(text) if before is None else before + b"; " + _encoded(text)
+        self._notes[job.key] = note[:NOTE_BYTES_MAX].decode(errors="ignore").encode()
+
+
+def _summary(files: TaskFiles) -> str:
+    if len(files.outputs) > 1:
+        made = f"all {len(files.outputs)} outputs"
+        return f"{made} are newer than all inputs" if files.inputs else f"{made} exist"
+    made = files.outputs[0]
+    return f"{made} is newer than all inputs" if files.inputs else f"{made} exists"
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode(errors="backslashreplace")
+
+
+def _reason(problem: str, path: str) -> bytes:
+    return cut_reason(_encoded(f"{problem}: {path}"))
+
+
+def _failed(done: JobResult, reason: bytes) -> JobResult:
+    """Return the failure of a command that succeeded. The result was stdout, and is output now."""
+    printed = done.printed
+    if not printed and done.streams is None:
+        end, bytes_total = done.text[-OUTPUT_TAIL_BYTES:], length_of(done.content)
+        printed = Blob(b"", bytes_total, end) if len(end) < bytes_total else end
+    return JobResult(done.job, Outcome.FAILED, reason, printed, run=done.run, streams=done.streams)
+
 
 #: Errors of the machine, not the program: no files, processes, memory or space left.
 _NO_ROOM: Final = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOSPC)
-
-
-class ProgramOutput:
-    """The result and output of a program."""
-
-    def __init__(self) -> None:
-        self.result = Tail(RESULT_BYTES_MAX)
-        self.output = Tail(OUTPUT_TAIL_BYTES)
-
-    def add_stdout(self, chunk: bytes) -> None:
-        self.result.add(chunk)
-        self.output.add(chunk)
-
-    def add_stderr(self, chunk: bytes) -> None:
-        self.output.add(chunk)
-
-    def add_lost(self, stream: Stream, count: int) -> None:
-        """Count bytes of a stream that are not there."""
-        self.output.add_lost(count)
-        if stream is Stream.STDOUT:
-            self.result.add_lost(count)
-
-    def done(self, job: Job) -> JobResult:
-        """Return the result of a program that succeeded."""
-        done = JobResult(job, Outcome.DONE, self.result.content())
-        # Else the output would repeat the result.
-        if self.output.bytes_total != self.result.bytes_total or self.result.is_cut():
-            done.printed = self.output.content()
-        return done
-
-    def failed(self, job: Job, outcome: Outcome, reason: bytes) -> JobResult:
-        """Return the result of a program that failed."""
-        return JobResult(job, outcome, reason, self.output.content())
-
-    def last_line(self) -> bytes:
-        """Return the last line of the output, for a reason."""
-        return last_line(self.output.value())
-
-
-class SpooledOutput:
-    """The two streams of a program, which a spool keeps whole."""
-
-    def __init__(self, spool: OutputSpool, job: Job) -> None:
-        self._stdout = spool.stream(job, Stream.STDOUT)
-        self._stderr = spool.stream(job, Stream.STDERR)
-        self.add_stdout, self.add_stderr = self._stdout.add, self._stderr.add
-
-    def add_lost(self, stream: Stream, count: int) -> None:
-        """Count bytes of a stream that are not there."""
-        (self._stdout if stream is Stream.STDOUT else self._stderr).bytes_lost += count
-
-    def done(self, job: Job) -> JobResult:
-        """Return the result of a program that succeeded."""
-        if self._stdout.is_appended:
-            return JobResult(job, Outcome.DONE, streams=(self._stdout, self._stderr))
-        done = JobResult(job, Outcome.DONE, self._stdout.content())
-        if self._stderr.bytes_total:
-            done.streams = (self._stdout, self._stderr)
-        return done
-
-    def failed(self, job: Job, outcome: Outcome, reason: bytes) -> JobResult:
-        """Return the result of a program that failed."""
-        failed = JobResult(job, outcome, reason)
-        if self._stdout.bytes_total or self._stderr.bytes_total:
-            failed.streams = (self._stdout, self._stderr)
-        return failed
-
-    def last_line(self) -> bytes:
-        """Return the last line of stderr, or else of stdout, for a reason."""
-        return last_line(self._stderr.end_text()) or last_line(self._stdout.end_text())
 
 
 class Program(SupervisedProcess):
@@ -117,10 +165,10 @@ class Program(SupervisedProcess):
     def __init__(  # noqa: PLR0913  # parts of one process
         self,
         job: Job,
-        process: Process,
+        process: processes.Process,
         printed: ProgramOutput | SpooledOutput,
         pipes: Sequence[Pipe],
-        runner_context: RunnerContext,
+        runner_context: processes.RunnerContext,
         *,
         began_ns: int,
         final_statuses: Collection[int],
@@ -186,9 +234,9 @@ class UnusableStdin(OSError):
 def start_program(
     job: Job,
     command: Command,
-    runner_context: RunnerContext,
+    runner_context: processes.RunnerContext,
     env: Mapping[str, str],
-    gpus: Shares,
+    gpus: DeviceParts,
 ) -> Program:
     """Start a program with variables and with parts of GPUs.
 
@@ -198,8 +246,8 @@ def start_program(
         **env,
         **runner_context.task_env,
         **(command.env or {}),
-        **task_env(job.name, job.attempt, job.campaign),
-        **job_env(job, gpus),
+        **processes.task_env(job.name, job.attempt, job.campaign),
+        **processes.job_env(job, gpus),
     }
     spool, selector = runner_context.spool, runner_context.selector
     printed = ProgramOutput() if spool is None else SpooledOutput(spool, job)
@@ -211,7 +259,7 @@ def start_program(
         ):
             streams, began_ns = Streams(stdin, stdout_end, stderr_end), runner_context.now_ns()
             paths = runner_context.paths
-            process = start(command.argv, streams, variables, paths, command.cwd)
+            process = processes.start(command.argv, streams, variables, paths, command.cwd)
     finally:
         if stdin != runner_context.dev_null:
             os.close(stdin)

@@ -18,13 +18,12 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.net.round_robin import RoundRobinLoop
 from taskyard.wire.round_robin.frames import DIALECT
 from taskyard.wire.round_robin.peer import BASIC, ERRORS, SLOTS, SUMMARIES, Run, Worker
-from taskyard.worker.jobs import Job
-from taskyard.worker.limits import RESULT_BYTES_MAX
+from taskyard.worker.jobs import RESULT_BYTES_MAX, Job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from taskyard.net.poller import Poller
+    from taskyard.net.host import Poller
     from taskyard.net.protocols import EndpointTransport, MonotonicClock
     from taskyard.net.zmq_socket import ZmqSocket
     from taskyard.wire.round_robin.peer import Stop

@@ -1,9 +1,9 @@
 """The runner: starts, watches and ends the processes that run the worker's tasks.
 
-One thread, driven by the worker's loop: poll `filenos()` until `wake_at_ns()`, then call `turn()`.
-Only `close` blocks, until the processes that it has killed have ended. Programs (`exec`) get a
-process each. Functions (`call`, `pickle`) are called in Python processes that are kept. Jobs beyond
-the free slots wait in their order.
+A single thread, driven by the worker's loop: poll `filenos()` until `wake_at_ns()`, then call
+`turn()`. Only `close` blocks, until the processes that it has killed have ended. Programs (`exec`)
+get a process each. Functions (`call`, `pickle`) are called in Python processes that are kept. Jobs
+beyond the free slots wait in their order.
 
 Knows no brokers, sockets or messages.
 """
@@ -34,22 +34,31 @@ from taskyard.wire.pickled import PICKLE, Pickled
 from taskyard.worker.agents.rules import AgentSettings
 from taskyard.worker.allow_list import ANY_PICKLE, PICKLE_REFUSAL, is_module_allowed, refusal
 from taskyard.worker.call_process import CallOptions, CallProcess, is_small, start_child
-from taskyard.worker.command_files import CommandFiles
-from taskyard.worker.devices import DevicePool
 from taskyard.worker.jobs import Job, JobResult, cut_reason
-from taskyard.worker.limits import (
-    CALLS_WAITING_MAX,
-    CHILD_IDLE_NS_MAX,
-    EXIT_NS_MAX,
-    REAP_INTERVAL_NS,
+from taskyard.worker.output import OutputSpool
+from taskyard.worker.processes import MemoryGuard, ProgramPaths, RunnerContext, SupervisedProcess
+from taskyard.worker.programs import (
+    CommandFiles,
+    Program,
+    command_environment,
+    not_started,
+    start_program,
 )
-from taskyard.worker.memory import MemoryGuard
-from taskyard.worker.processes import RunnerContext, SupervisedProcess
-from taskyard.worker.program_paths import ProgramPaths
-from taskyard.worker.programs import Program, not_started, start_program
-from taskyard.worker.slot_budget import Share, WaitingCalls
-from taskyard.worker.spool import OutputSpool
-from taskyard.worker.workplaces import Workplaces
+from taskyard.worker.slots import DevicePool, Share, WaitingCalls
+
+#: How long idle Python children may take to exit with their worker. Less than its supervisor waits.
+EXIT_NS_MAX: Final = 2 * SECOND_NS
+
+#: Calls that wait for other tasks without their slots, at most. Each is a Python process of some
+#: 30 MB. Tasks that submit tasks run depth first, so this is about the depth of a recursion.
+CALLS_WAITING_MAX: Final = 100
+
+#: Python processes beyond the slots, which replaced processes of waiting calls, end after this idle
+#: time.
+CHILD_IDLE_NS_MAX: Final = 10 * SECOND_NS
+
+#: Polling interval for the end of a process on kernels without pidfds.
+REAP_INTERVAL_NS: Final = SECOND_NS // 100
 
 #: The work of a job. Only an agent runner has `AgentSettings`.
 Work: TypeAlias = Command | Call | Pickled | AgentSettings
@@ -59,6 +68,9 @@ _STANDARD_DESCRIPTORS: Final = 3
 
 _MILLISECOND_NS: Final = SECOND_NS // 1000
 
+
+#: Environments of commands that are kept prepared. Tasks of few submissions run at once.
+_ENVIRONMENTS_KEPT: Final = 64
 
 #: Modules of calls for which it is known whether they are allowed.
 _MODULES_KNOWN: Final = 64
@@ -78,7 +90,7 @@ class ProcessRunner:
     the result.
     """
 
-    def __init__(  # noqa: PLR0913  # the last ones are named
+    def __init__(  # noqa: PLR0913  # most are named
         self,
         slots: int,
         allow: Sequence[str],
@@ -89,7 +101,7 @@ class ProcessRunner:
         gpus: Sequence[str] = (),
         spool: OutputSpool | None = None,
     ) -> None:
-        """`spool` takes the output of programs. Without one, its end goes with their results."""
+        """`spool` takes the output of programs. Without a spool, results have its end."""
         self.slots_total = slots
         #: Cores of tasks at once, in the unit of resources. 0: no limit.
         self.cores_total = 0
@@ -117,10 +129,12 @@ class ProcessRunner:
             ProgramPaths(clock.monotonic_ns),
             spool,
         )
-        #: The part of a host that several runners share. None: this one has all of it.
+        #: The part of a host that several runners share. None: this runner has all of it.
         self._share: Share | None = None
         self._waiting_calls: WaitingCalls[CallProcess] = WaitingCalls(CALLS_WAITING_MAX)
-        self._workplaces = Workplaces(socket.gethostname(), self._context.env)
+        self._environment_of = lru_cache(_ENVIRONMENTS_KEPT)(
+            partial(command_environment, host=socket.gethostname(), env=self._context.env)
+        )
         self._files = CommandFiles()
         self.call_options = CallOptions()
         self._is_closed = False
@@ -182,8 +196,7 @@ class ProcessRunner:
             self._queue(job, work)
 
     def _queue(self, job: Job, work: Work, *, is_first: bool = False) -> None:
-        """Queue a job behind those of its priority, or before them, and behind those of a higher
-        one."""
+        """Queue a job behind jobs of its priority, or before them, and behind a higher priority."""
         place, below = len(self._waiting), job.priority + is_first
         while place and self._waiting[place - 1][0].priority < below:
             place -= 1
@@ -262,7 +275,7 @@ class ProcessRunner:
     def stop(self, name: bytes, attempt: int) -> None:
         """Stop a job by SIGTERM and then SIGKILL, and report nothing.
 
-        Its slots are in use until its processes have ended. An unknown job is ignored.
+        The slots are in use until the processes have ended. An unknown job is ignored.
         """
         self._take_back()
         for waiting in self._waiting:
@@ -358,22 +371,22 @@ class ProcessRunner:
         return sorted(idle, key=lambda one: one.idle_since_ns)[:count] if count > 0 else []
 
     def _end_surplus(self, now_ns: int) -> None:
-        """End children that replaced those of waiting calls, when they are idle for long."""
+        """End children that replaced processes of waiting calls, when they are idle for long."""
         for child in self._surplus_children():
             if child.idle_since_ns + CHILD_IDLE_NS_MAX <= now_ns:
                 child.end(b"it was idle")
 
     def _has_room(self) -> bool:
         """Return whether a waiting job can start."""
-        return self._next_place() is not None
+        return self._next_index() is not None
 
-    def _next_place(self) -> int | None:
-        """Return the place of the next job that can start. Those without GPUs are overtaken."""
-        for place, (job, _) in enumerate(self._waiting):
+    def _next_index(self) -> int | None:
+        """Return the index of the next job that can start. Jobs without GPUs are overtaken."""
+        for index, (job, _) in enumerate(self._waiting):
             if not self._has_slots(job):
                 return None
             if self._has_gpus(job):
-                return place
+                return index
         return None
 
     def _has_gpus(self, job: Job) -> bool:
@@ -385,7 +398,7 @@ class ProcessRunner:
         return not self._waiting_calls.resuming and self._has_free_slots(job)
 
     def _has_free_slots(self, job: Job) -> bool:
-        """Return whether a job has room. One wider than the worker runs alone."""
+        """Return whether a job has room. A job wider than the worker runs alone."""
         if self._share is not None:
             return self._share.may_start(job.slots, job.resources)
         slots_used = self.slots_used
@@ -394,8 +407,10 @@ class ProcessRunner:
         return slots_used + job.slots <= self.slots_total and self._has_cores(job)
 
     def _has_cores(self, job: Job) -> bool:
-        """Return whether the cores of a job are free. The broker counts those of all others, but
-        gives away the cores of calls that wait, which may go on at any time."""
+        """Return whether the cores of a job are free.
+
+        The broker counts them, but gives away the cores of calls that wait and may go on any time.
+        """
         needed = job.amount(CPUS) if self.cores_total else 0
         used = sum(one.amount(CPUS) for one in self.started()) if needed else 0
         return not needed or used + needed <= self.cores_total
@@ -415,9 +430,9 @@ class ProcessRunner:
             child.resume()
 
     def _start_waiting(self) -> None:
-        while (place := self._next_place()) is not None:
-            job, work = self._waiting[place]
-            del self._waiting[place]
+        while (index := self._next_index()) is not None:
+            job, work = self._waiting[index]
+            del self._waiting[index]
             self._start_work(job, work)
 
     def _call_ahead(self) -> None:
@@ -453,23 +468,23 @@ class ProcessRunner:
 
     def _start_program(self, job: Job, command: Command) -> None:
         try:
-            workplace = self._workplaces.of(job.environment)
+            environment = self._environment_of(job.environment)
         except PeerError as error:
             self._refuse(job, str(error))
             return
         try:
             with available(job.inputs):
-                command = workplace.place(place_inputs(command))
+                command = environment.apply_to(place_inputs(command))
         except UserError as error:
             self._refuse(job, str(error))
             return
-        result = self._files.start(job, command, workplace.note)
+        result = self._files.start(job, command, environment.note)
         if result is not None:
             self._report(result)
             return
         gpus = self._gpus.take(job.amount(GPUS))
         try:
-            program = start_program(job, command, self._context, workplace.env, gpus)
+            program = start_program(job, command, self._context, environment.env, gpus)
         except (OSError, ValueError) as error:
             self._gpus.give_back(gpus)
             self._report(not_started(job, command, error))

@@ -36,7 +36,7 @@ class WorkerSettings(Struct, frozen=True):
     name: bytes
     services: tuple[bytes, ...]
     slots: int
-    #: Distinguishes this process from an earlier one with the same name.
+    #: Distinguishes this process from an earlier process with the same name.
     incarnation: int
     #: The interval of its heartbeats. AUTO: the broker sets it.
     heartbeat_ns: int = AUTO

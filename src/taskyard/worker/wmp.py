@@ -21,8 +21,8 @@ from taskyard.net import sockets
 from taskyard.net.host import Host
 from taskyard.net.protocols import SystemClock
 from taskyard.wire.wmp import peer as wmp_peer
-from taskyard.worker.announcer import Announcer
 from taskyard.worker.jobs import Job
+from taskyard.worker.native_process import Announcer
 from taskyard.worker.runner import ProcessRunner
 
 if TYPE_CHECKING:
@@ -270,7 +270,7 @@ class WmpWorker:
             missing = now_ns - (received_ns or self._since_ns) > BROKER_MISSING_NS
             connected = received_ns is not None and not missing
             self._announcer.connection(
-                wire.endpoint, connected=connected, missing=missing, place=wire.place
+                wire.endpoint, connected=connected, missing=missing, address=wire.address
             )
 
     def _watch_name(self) -> None:

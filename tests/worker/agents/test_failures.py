@@ -16,7 +16,7 @@ from taskyard.errors import UserError
 from taskyard.wire.hungry.frames import LINE_BYTES_MAX
 from taskyard.worker.agents.pipes import StdinPipe
 from taskyard.worker.agents.runner import read_command
-from taskyard.worker.limits import (
+from taskyard.worker.jobs import (
     AGENT_CLOSED_NS_MAX,
     AGENT_LOG_LINES_MAX,
     AGENT_MALFORMED_LINES_MAX,

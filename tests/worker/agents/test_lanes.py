@@ -16,8 +16,7 @@ from taskyard.core.rules import LaneOptions, Rule
 from taskyard.worker.agents import rules as agent_rules
 from taskyard.worker.agents.rules import AgentRules, AgentSettings, split_command
 from taskyard.worker.agents.runner import AgentRunner
-from taskyard.worker.jobs import JobResult
-from taskyard.worker.limits import AGENT_IDLE_NOTICE_NS, AGENT_RESTART_NS
+from taskyard.worker.jobs import AGENT_IDLE_NOTICE_NS, AGENT_RESTART_NS, JobResult
 from tests.worker.agents_harness import (
     Clock,
     Gate,

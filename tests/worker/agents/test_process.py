@@ -23,11 +23,12 @@ from taskyard.worker.agents.runner import (
     read_command,
     read_variables,
 )
-from taskyard.worker.jobs import Job, JobResult
-from taskyard.worker.limits import (
+from taskyard.worker.jobs import (
     AGENT_IDLE_NOTICE_NS,
     PROGRESS_BYTES_MAX,
     RESULT_BYTES_MAX,
+    Job,
+    JobResult,
 )
 from tests.worker.agents_harness import (
     SHELL,

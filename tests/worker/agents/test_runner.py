@@ -16,8 +16,7 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.core.records import Progressed
 from taskyard.core.states import TaskState
 from taskyard.wire.native import peer
-from taskyard.worker.jobs import JobResult
-from taskyard.worker.limits import (
+from taskyard.worker.jobs import (
     AGENT_FINISH_NS_MAX,
     AGENT_HUNGER_NS_MAX,
     AGENT_IDLE_NOTICE_NS,
@@ -29,6 +28,7 @@ from taskyard.worker.limits import (
     KILL_GRACE_NS,
     OUTPUT_TAIL_BYTES,
     RESULT_BYTES_MAX,
+    JobResult,
 )
 from tests.kit.processes import PATIENCE_SECONDS, Broker, Running, Worker, until
 from tests.worker.agents_harness import (

@@ -11,7 +11,7 @@ import pytest
 
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
-from taskyard.worker.limits import (
+from taskyard.worker.jobs import (
     CHILD_START_NS_MAX,
     KILL_GRACE_NS,
 )

@@ -8,10 +8,10 @@ import pytest
 from taskyard.core.blobs import Blob
 from taskyard.core.events import Outcome
 from taskyard.core.limits import REASON_BYTES_MAX
-from taskyard.worker.jobs import Job
-from taskyard.worker.limits import (
+from taskyard.worker.jobs import (
     OUTPUT_TAIL_BYTES,
     RESULT_BYTES_MAX,
+    Job,
 )
 from tests.worker.runner_harness import (
     a_fifo,

@@ -11,8 +11,7 @@ from taskyard.core.events import Outcome
 from taskyard.core.limits import REASON_BYTES_MAX
 from taskyard.worker import call_frames
 from taskyard.worker.call_frames import CallFrame, ResultFrame
-from taskyard.worker.jobs import Tail, cut_reason, last_line
-from taskyard.worker.limits import LAST_LINE_BYTES_MAX
+from taskyard.worker.jobs import LAST_LINE_BYTES_MAX, Tail, cut_reason, last_line
 from taskyard.worker.processes import task_env
 
 orders = st.lists(

@@ -10,8 +10,7 @@ import pytest
 from taskyard.core.events import Outcome
 from taskyard.wire import pickled
 from taskyard.wire.pickled import PICKLE, CallHeader
-from taskyard.worker.jobs import Job, JobResult
-from taskyard.worker.limits import PICKLED_BYTES_MAX
+from taskyard.worker.jobs import PICKLED_BYTES_MAX, Job, JobResult
 from taskyard.worker.runner import ProcessRunner
 from tests.client import executor_calls as calls
 from tests.worker.runner_harness import RealClock, turns

@@ -10,14 +10,15 @@ import pytest
 from taskyard.core.blobs import Blob
 from taskyard.core.events import Outcome
 from taskyard.core.limits import REASON_BYTES_MAX, SECOND_NS
-from taskyard.worker.jobs import Job, JobResult
-from taskyard.worker.limits import (
+from taskyard.worker.jobs import (
     KILL_GRACE_NS,
     LAST_LINE_BYTES_MAX,
     OUTPUT_TAIL_BYTES,
     RESULT_BYTES_MAX,
-    UNWATCHED_NS,
+    Job,
+    JobResult,
 )
+from taskyard.worker.programs import UNWATCHED_NS
 from tests.worker.runner_harness import (
     HANG,
     HANG_IGNORING_SIGTERM,

@@ -6,9 +6,9 @@ import pytest
 
 from taskyard.core.events import Outcome
 from taskyard.core.resources import UNIT, Resources
-from taskyard.worker.devices import DevicePool
-from taskyard.worker.limits import MEMORY_CHECK_NS, UNWATCHED_NS
-from taskyard.worker.memory import ProcessRow, over_limit_text, process_tree
+from taskyard.worker.processes import MEMORY_CHECK_NS, ProcessRow, over_limit_text, process_tree
+from taskyard.worker.programs import UNWATCHED_NS
+from taskyard.worker.slots import DevicePool
 from tests.worker.runner_harness import (
     HANG,
     SetClock,

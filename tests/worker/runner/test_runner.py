@@ -8,12 +8,9 @@ from pathlib import Path
 import pytest
 
 from taskyard.core.events import Outcome
-from taskyard.worker.jobs import Job, JobResult
-from taskyard.worker.limits import (
-    KILL_GRACE_NS,
-    REAP_INTERVAL_NS,
-    UNWATCHED_NS,
-)
+from taskyard.worker.jobs import KILL_GRACE_NS, Job, JobResult
+from taskyard.worker.programs import UNWATCHED_NS
+from taskyard.worker.runner import REAP_INTERVAL_NS
 from tests.worker.runner_harness import (
     HANG,
     HANG_IGNORING_SIGTERM,

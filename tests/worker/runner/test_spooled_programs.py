@@ -13,11 +13,11 @@ import pytest
 from taskyard.core.blobs import Blob
 from taskyard.core.events import Outcome
 from taskyard.core.output import OutputColumns, Stream
-from taskyard.worker.jobs import Job, JobResult
-from taskyard.worker.limits import DRAIN_BYTES_MAX, READ_BYTES_MAX, SPOOL_BYTES_MAX
-from taskyard.worker.native_messages import report_columns
+from taskyard.worker.held_tasks import report_columns
+from taskyard.worker.jobs import READ_BYTES_MAX, Job, JobResult
+from taskyard.worker.output import SPOOL_BYTES_MAX, OutputSpool, stream_columns
+from taskyard.worker.processes import DRAIN_BYTES_MAX
 from taskyard.worker.runner import ProcessRunner
-from taskyard.worker.spool import OutputSpool, stream_columns
 from tests.worker.runner_harness import RealClock, command, script, turns, wait
 
 #: A pipe that is read is filled again sooner than this.

@@ -9,8 +9,7 @@ import pytest
 from taskyard.core.limits import SECOND_NS
 from taskyard.worker import call_process, runner
 from taskyard.worker.jobs import Job, JobResult
-from taskyard.worker.limits import CHILD_IDLE_NS_MAX
-from taskyard.worker.runner import ProcessRunner
+from taskyard.worker.runner import CHILD_IDLE_NS_MAX, ProcessRunner
 from tests.worker.runner_harness import (
     SetClock,
     a_fifo,

@@ -20,8 +20,7 @@ from taskyard.broker.compaction import CompactionLimits
 from taskyard.broker.server import serve
 from taskyard.core.events import RulesSet
 from taskyard.net import endpoints, sockets
-from taskyard.net.poller import Poller
-from taskyard.net.signals import Signals
+from taskyard.net.host import Poller, Signals
 from taskyard.net.zmq_socket import ZmqSocket
 from taskyard.wire import dwork_pb2 as pb
 

@@ -17,7 +17,7 @@ from bench.processes import Process
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Submission, WorkerFacts
 from taskyard.net import endpoints, sockets
-from taskyard.net.poller import Poller
+from taskyard.net.host import Poller
 from taskyard.net.zmq_socket import ZmqSocket
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.native import peer

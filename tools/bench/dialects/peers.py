@@ -16,7 +16,7 @@ import msgspec
 
 from bench.peers import PeerProgress, print_progress
 from taskyard.net import sockets
-from taskyard.net.poller import Poller
+from taskyard.net.host import Poller
 from taskyard.net.zmq_socket import ZmqSocket
 from taskyard.wire import dwork_pb2 as pb
 

@@ -2,11 +2,12 @@
 
 The checkers must catch each of them, as in `core`.
 """
-# ruff: noqa: ANN401 - a broken function takes whatever the sound one takes, and is inside
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+
+from taskyard.worker.output import OutputSpool
 
 from simulator.mutations.registry import (
     DECIDERS,
@@ -28,7 +29,6 @@ from taskyard.journal import blob_names
 from taskyard.journal.blob_files import BlobFiles
 from taskyard.journal.blobs import BlobStore, StreamHashes, StreamKey
 from taskyard.journal.postgres.blobs import BlobRows
-from taskyard.worker.spool import OutputSpool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from taskyard.core.blobs import Content
     from taskyard.core.context import Context
     from taskyard.core.entities import Task
+
+# ruff: noqa: ANN401 - a broken function takes whatever the sound one takes, and is inside
 
 
 # The directory.

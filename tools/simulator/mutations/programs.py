@@ -3,11 +3,14 @@
 The checkers must catch each of them, as in `core`. Several were real until the simulator ran these
 loops.
 """
-# ruff: noqa: ANN401, SLF001 - a broken function takes whatever the sound one takes, and is inside
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+
+from taskyard.worker.held_tasks import HeldTasks
+from taskyard.worker.output import OutputSender
+from taskyard.worker.requests import TaskRequests
 
 from simulator.mutations.registry import mutation, mutation_for_kinds, patched
 from taskyard.broker.connections import Connections
@@ -23,12 +26,13 @@ from taskyard.wire.round_robin.frames import EXEC, INCREMENT, PING, Message
 from taskyard.wire.wmp import frames as wmp_frames
 from taskyard.wire.wmp import peer as wmp_peer
 from taskyard.worker import native
-from taskyard.worker.output_sender import OutputSender
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from taskyard.worker.jobs import JobResult
+
+# ruff: noqa: ANN401, SLF001 - a broken function takes whatever the sound one takes, and is inside
 
 
 def _no_op(*_arguments: Any, **_named: Any) -> None:
@@ -64,7 +68,7 @@ def native_exit_busy_loop() -> Iterator[None]:
     """Turn in a busy loop until Exit is answered."""
 
     def wake_at_ns(self: native.NativeWorkerLoop) -> int:
-        return self._heartbeat_due_ns
+        return self._heartbeats.due_ns
 
     with patched(native.NativeWorkerLoop, "wake_at_ns", wake_at_ns):
         yield
@@ -73,21 +77,21 @@ def native_exit_busy_loop() -> Iterator[None]:
 @mutation_for_kinds("native")
 def native_reports_lost() -> Iterator[None]:
     """Drop every third report."""
-    sound, counts = native.NativeWorkerLoop._next_reports, [0]
+    sound, counts = HeldTasks.take_results, [0]
 
-    def next_reports(self: native.NativeWorkerLoop) -> Any:
+    def take_results(self: HeldTasks) -> Any:
         counts[0] += 1
         done = sound(self)
         if counts[0] % 3 == 0 and len(done) > 1:
-            self._held.pop(done[0].job.key)
+            self.lanes.pop(done[0].job.key)
             return done[1:]
         return done
 
     def note(self: native.NativeWorkerLoop, done: Any) -> None:
-        self._reports += [one for one in done if len(one.job.name) % 3]
+        self._held.results += [one for one in done if len(one.job.name) % 3]
 
     with (
-        patched(native.NativeWorkerLoop, "_next_reports", next_reports),
+        patched(HeldTasks, "take_results", take_results),
         patched(native.NativeWorkerLoop, "_collect_done", note),
     ):
         yield
@@ -98,7 +102,7 @@ def native_refusal_forgets_tasks() -> Iterator[None]:
     """Forget a refused task, but list it further."""
 
     def note(self: native.NativeWorkerLoop, done: Any) -> None:
-        self._reports += [one for one in done if one.outcome is not Outcome.REFUSED]
+        self._held.results += [one for one in done if one.outcome is not Outcome.REFUSED]
 
     with patched(native.NativeWorkerLoop, "_collect_done", note):
         yield
@@ -107,13 +111,13 @@ def native_refusal_forgets_tasks() -> Iterator[None]:
 @mutation_for_kinds("native")
 def native_asks_only_once() -> Iterator[None]:
     """Request tasks only once."""
-    sound = native.NativeWorkerLoop._request_tasks
+    sound = TaskRequests.send
 
-    def ask_for_tasks(self: native.NativeWorkerLoop) -> None:
-        if not self._steal_sent_ns:
+    def send(self: TaskRequests) -> None:
+        if not self._sent_ns:
             sound(self)
 
-    with patched(native.NativeWorkerLoop, "_request_tasks", ask_for_tasks):
+    with patched(TaskRequests, "send", send):
         yield
 
 

@@ -12,8 +12,7 @@ from selectors import EVENT_WRITE, BaseSelector
 
 from taskyard.core.limits import SECOND_NS
 from taskyard.wire.hungry.frames import Key
-from taskyard.worker.jobs import last_line
-from taskyard.worker.limits import AGENT_LOG_LINES_MAX, LAST_LINE_BYTES_MAX
+from taskyard.worker.jobs import AGENT_LOG_LINES_MAX, LAST_LINE_BYTES_MAX, last_line
 
 logger = logging.getLogger("taskyard.worker")
 

@@ -19,7 +19,7 @@ from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.runs import Run
 from taskyard.process.child import STATUS_UNKNOWN, status_text
-from taskyard.process.locks import is_running
+from taskyard.process.state_files import is_running
 from taskyard.wire.hungry import zmailer
 from taskyard.wire.hungry.frames import (
     FINISHING,
@@ -37,8 +37,7 @@ from taskyard.wire.hungry.frames import (
 )
 from taskyard.worker.agents.pipes import LineLogger, StdinPipe
 from taskyard.worker.agents.rules import AgentSettings, LaneKey
-from taskyard.worker.jobs import Job, JobResult, Tail, cut_reason, last_line
-from taskyard.worker.limits import (
+from taskyard.worker.jobs import (
     AGENT_CLOSED_NS_MAX,
     AGENT_FINISH_NS_MAX,
     AGENT_IDLE_NOTICE_NS,
@@ -47,7 +46,13 @@ from taskyard.worker.limits import (
     OUTPUT_TAIL_BYTES,
     PROGRESS_BYTES_MAX,
     RESULT_BYTES_MAX,
+    Job,
+    JobResult,
+    Tail,
+    cut_reason,
+    last_line,
 )
+from taskyard.worker.output import SpooledOutput
 from taskyard.worker.processes import (
     Pipe,
     Process,
@@ -56,7 +61,6 @@ from taskyard.worker.processes import (
     SupervisedProcess,
     start,
 )
-from taskyard.worker.programs import SpooledOutput
 
 #: Why an agent is ended.
 _NOT_HUNGRY: Final = b"the agent sent no #hungry within %d s of its start" % (

@@ -16,7 +16,7 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.core.rules import LaneOptions, compile_glob
 from taskyard.settings.values import LANE, PLACE, SERVICE, places
 from taskyard.wire.hungry.zmailer import HUNGRY_LINES
-from taskyard.worker.limits import AGENT_HUNGER_NS_MAX, AGENT_IDLE_NS_MAX
+from taskyard.worker.jobs import AGENT_HUNGER_NS_MAX, AGENT_IDLE_NS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

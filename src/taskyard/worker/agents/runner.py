@@ -32,9 +32,15 @@ from taskyard.worker.agents.rules import (
     fill_command,
     has_places,
 )
-from taskyard.worker.jobs import Job, JobResult, cut_reason
-from taskyard.worker.limits import AGENT_RESTART_NS, AGENT_RESTART_NS_MAX, KILL_GRACE_NS
-from taskyard.worker.program_paths import find_program
+from taskyard.worker.jobs import (
+    AGENT_RESTART_NS,
+    AGENT_RESTART_NS_MAX,
+    KILL_GRACE_NS,
+    Job,
+    JobResult,
+    cut_reason,
+)
+from taskyard.worker.processes import find_program
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -43,8 +49,8 @@ if TYPE_CHECKING:
     from taskyard.core.rules import Rule
     from taskyard.net.protocols import Clock
     from taskyard.worker.agents.rules import LaneKey
+    from taskyard.worker.output import OutputSpool
     from taskyard.worker.runner import Work
-    from taskyard.worker.spool import OutputSpool
 
 logger = logging.getLogger("taskyard.worker")
 

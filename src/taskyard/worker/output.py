@@ -2,7 +2,8 @@
 
 A short stream of a short task is kept here and travels with the report. Any other is sent in
 chunks, and the report follows when the broker has acknowledged them all. At the limit, `is_full`
-makes the pipes pause. Has no pipes and no messages: the loop sends what `take` returns.
+makes the pipes pause. A message is resent by the channel, and the broker writes by offset, so that
+a repeated message changes nothing. Has no pipes: runners add what they read.
 """
 
 from __future__ import annotations
@@ -12,23 +13,49 @@ from typing import TYPE_CHECKING, Final
 
 from taskyard.core.blobs import Blob
 from taskyard.core.events import Outcome
-from taskyard.core.limits import BLOB_BYTES_MIN, STREAM_END_BYTES
+from taskyard.core.limits import BLOB_BYTES_MIN, SECOND_NS, STREAM_END_BYTES
+from taskyard.core.model import Refusal
 from taskyard.core.output import OutputColumns, Stream
+from taskyard.wire.native import peer, streams
 from taskyard.wire.native.streams import StreamChunk
-from taskyard.worker.jobs import Tail
-from taskyard.worker.limits import (
-    APPEND_BYTES_MAX,
-    SPOOL_BYTES_DUE,
-    SPOOL_BYTES_MAX,
-    SPOOL_INTERVAL_NS,
-    SPOOL_START_NS,
+from taskyard.worker.jobs import (
+    OUTPUT_TAIL_BYTES,
+    RESULT_BYTES_MAX,
+    JobResult,
+    Tail,
+    cut_reason,
+    last_line,
+    no_room_retry_ns,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Container, Sequence
 
     from taskyard.core.blobs import Content
-    from taskyard.worker.jobs import Job, JobResult
+    from taskyard.net.channel import Channel
+    from taskyard.net.protocols import Clock
+    from taskyard.wire.native.peer import Reply
+    from taskyard.worker.jobs import Job, Runner
+    from taskyard.worker.settings import WorkerSettings
+
+#: Output of running programs that the broker has not acknowledged, of all tasks together. Beyond
+#: it the worker stops reading, and the programs wait as behind a slow pipe.
+SPOOL_BYTES_MAX: Final = 4 << 20
+
+#: Output in one message.
+APPEND_BYTES_MAX: Final = 1 << 20
+
+#: A program that runs for this long gets its output sent while it runs, and then this often. Short
+#: programs cost no message of their own.
+SPOOL_START_NS: Final = SECOND_NS
+SPOOL_INTERVAL_NS: Final = SECOND_NS // 2
+
+#: More unsent output than this is sent at once.
+SPOOL_BYTES_DUE: Final = 256 << 10
+
+#: How soon to send output again that the broker has no room for, and that can wait.
+NO_ROOM_PAUSE_NS: Final = SECOND_NS
+
 
 _STREAMS: Final = tuple(Stream)
 
@@ -65,7 +92,7 @@ class SpooledStream:
         #: The broker does not take this stream: only head and tail are kept.
         self.refused = False
         self._spool = spool
-        #: The whole of a short stream, the head of a long one.
+        #: The whole of a short stream, the head of a long stream.
         self._head = _NOTHING
         self._tail: Tail | None = None
         #: Of a long stream: the SHA-256 of its bytes so far.
@@ -228,7 +255,7 @@ class OutputSpool:
                 room -= len(chunk.data)
                 stream.due_ns = now_ns + SPOOL_INTERVAL_NS
                 key = (*stream.job.key, stream.stream)
-                self.streams[key] = self.streams.pop(key)  # the next message begins with others
+                self.streams[key] = self.streams.pop(key)  # other streams go first next time
         return chunks
 
     def _is_due(self, stream: SpooledStream, now_ns: int) -> bool:
@@ -287,6 +314,76 @@ class OutputSpool:
                 resume()
 
 
+class ProgramOutput:
+    """The result and output of a program."""
+
+    def __init__(self) -> None:
+        self.result = Tail(RESULT_BYTES_MAX)
+        self.output = Tail(OUTPUT_TAIL_BYTES)
+
+    def add_stdout(self, chunk: bytes) -> None:
+        self.result.add(chunk)
+        self.output.add(chunk)
+
+    def add_stderr(self, chunk: bytes) -> None:
+        self.output.add(chunk)
+
+    def add_lost(self, stream: Stream, count: int) -> None:
+        """Count bytes of a stream that are not there."""
+        self.output.add_lost(count)
+        if stream is Stream.STDOUT:
+            self.result.add_lost(count)
+
+    def done(self, job: Job) -> JobResult:
+        """Return the result of a program that succeeded."""
+        done = JobResult(job, Outcome.DONE, self.result.content())
+        # Else the output would repeat the result.
+        if self.output.bytes_total != self.result.bytes_total or self.result.is_cut():
+            done.printed = self.output.content()
+        return done
+
+    def failed(self, job: Job, outcome: Outcome, reason: bytes) -> JobResult:
+        """Return the result of a program that failed."""
+        return JobResult(job, outcome, reason, self.output.content())
+
+    def last_line(self) -> bytes:
+        """Return the last line of the output, for a reason."""
+        return last_line(self.output.value())
+
+
+class SpooledOutput:
+    """The two streams of a program, which a spool keeps whole."""
+
+    def __init__(self, spool: OutputSpool, job: Job) -> None:
+        self._stdout = spool.stream(job, Stream.STDOUT)
+        self._stderr = spool.stream(job, Stream.STDERR)
+        self.add_stdout, self.add_stderr = self._stdout.add, self._stderr.add
+
+    def add_lost(self, stream: Stream, count: int) -> None:
+        """Count bytes of a stream that are not there."""
+        (self._stdout if stream is Stream.STDOUT else self._stderr).bytes_lost += count
+
+    def done(self, job: Job) -> JobResult:
+        """Return the result of a program that succeeded."""
+        if self._stdout.is_appended:
+            return JobResult(job, Outcome.DONE, streams=(self._stdout, self._stderr))
+        done = JobResult(job, Outcome.DONE, self._stdout.content())
+        if self._stderr.bytes_total:
+            done.streams = (self._stdout, self._stderr)
+        return done
+
+    def failed(self, job: Job, outcome: Outcome, reason: bytes) -> JobResult:
+        """Return the result of a program that failed."""
+        failed = JobResult(job, outcome, reason)
+        if self._stdout.bytes_total or self._stderr.bytes_total:
+            failed.streams = (self._stdout, self._stderr)
+        return failed
+
+    def last_line(self) -> bytes:
+        """Return the last line of stderr, or else of stdout, for a reason."""
+        return last_line(self._stderr.end_text()) or last_line(self._stdout.end_text())
+
+
 def stream_columns(done: Sequence[JobResult]) -> OutputColumns:
     """Return the streams of ended attempts for a report. The stdout of a done task is its text."""
     columns = OutputColumns([], [])
@@ -300,3 +397,142 @@ def stream_columns(done: Sequence[JobResult]) -> OutputColumns:
         columns.stdouts.append(stdout)
         columns.stderrs.append(stderr)
     return columns
+
+
+#: How often to send output of running tasks, at most: each time is a record in the journal.
+PROGRESS_NS: Final = SECOND_NS
+
+_FULL: Final = Refusal.FULL.value
+
+
+class OutputSender:
+    """Sends output of running programs, and holds their reports until the broker has all of it.
+
+    A single message is in flight at a time. If the broker refuses output, the report has head and
+    tail only. If it has no room, the output of ended programs waits, and running programs stop.
+    """
+
+    def __init__(
+        self,
+        spool: OutputSpool,
+        channel: Channel,
+        settings: WorkerSettings,
+        clock: Clock,
+    ) -> None:
+        self._clock = clock
+        self._spool = spool
+        self._channel = channel
+        self._settings = settings
+        #: Results whose output the broker does not have yet.
+        self.held: list[JobResult] = []
+        #: The message in flight, and its chunks.
+        self.request = 0
+        self._chunks: list[StreamChunk] = []
+        #: When the next may be sent, after the broker had no room. 0: at once.
+        self._due_ns = 0
+        #: Attempts that can't go on because the broker has no room for their output, and why.
+        self._unwritten: list[tuple[bytes, int]] = []
+        self._problem = b""
+
+    def hold(self, done: JobResult) -> bool:
+        """Keep the result of an ended program if its output is on its way. Return whether."""
+        waits = self._spool.end(done.job.key)
+        if waits:
+            self.held.append(done)
+        return waits
+
+    def send(self) -> None:
+        """Send output that is due, if no message is in flight."""
+        if self.request or (self._due_ns and self._clock.monotonic_ns() < self._due_ns):
+            return
+        if not (chunks := self._spool.take()):
+            return
+        name, incarnation = self._settings.name, self._settings.incarnation
+        self._chunks = chunks
+        self.request = self._channel.request(
+            lambda number: streams.append(number, name, chunks, incarnation)
+        )
+
+    def on_reply(self, reply: Reply) -> list[JobResult]:
+        """Drop output that the broker has. Return the results that may be reported now."""
+        chunks, self._chunks, self.request = self._chunks, [], 0
+        if reply.kind == peer.ERROR and reply.code == _FULL:
+            self._due_ns = self._clock.monotonic_ns() + NO_ROOM_PAUSE_NS
+            self._unwritten = self._spool.take_back(chunks)
+            self._problem = cut_reason(reply.reason.encode())
+            return self._take_ready()
+        self._due_ns = 0
+        refused = set(zip(reply.names, reply.attempts, strict=True))
+        if reply.kind == peer.ERROR:  # another process has the name
+            refused = {(chunk.name, chunk.attempt) for chunk in chunks}
+        self._spool.acknowledge(chunks, refused)
+        return self._take_ready()
+
+    def stop_unwritten(
+        self, runner: Runner, stop: Callable[[tuple[bytes, int]], None]
+    ) -> list[JobResult]:
+        """Stop programs for whose output the broker has no room. They begin again later.
+
+        Returns their results, with head and tail of the output.
+        """
+        if not self._unwritten:
+            return []
+        unwritten, self._unwritten = self._unwritten, []
+        jobs = {job.key: (job, runner.run_so_far(*job.key)) for job in runner.running()}
+        jobs |= {done.job.key: (done.job, done.run) for done in self.held}
+        self.forget(unwritten)
+        stopped: list[JobResult] = []
+        for key in unwritten:
+            stop(key)
+            if key in jobs:
+                job, run = jobs[key]
+                back = JobResult(job, Outcome.RETRY_AT, self._problem, run=run)
+                back.retry_at_ns = no_room_retry_ns(job, self._clock.wall_ns())
+                back.streams = self._spool.streams_of(job)
+                stopped.append(back)
+            self._spool.drop(key)
+        return stopped
+
+    def _take_ready(self) -> list[JobResult]:
+        waiting, self.held = self.held, []
+        ready: list[JobResult] = []
+        for done in waiting:
+            (self.held if self._spool.is_waiting(done.job.key) else ready).append(done)
+        return ready
+
+    def forget(self, keys: Container[tuple[bytes, int]]) -> None:
+        """Forget the results of attempts."""
+        self.held = [done for done in self.held if done.job.key not in keys]
+
+    def wake_at_ns(self) -> int | None:
+        """Return when output is due. None: there is none, or a message is in flight."""
+        due_ns = None if self.request else self._spool.wake_at_ns()
+        return None if due_ns is None else max(due_ns, self._due_ns)
+
+
+class ProgressSender:
+    """The newest lines of running tasks, on their way to the broker. Older lines are replaced."""
+
+    def __init__(self, channel: Channel, settings: WorkerSettings) -> None:
+        self._channel = channel
+        self._settings = settings
+        #: Output that was not sent yet, by task and attempt.
+        self.printed: dict[tuple[bytes, int], Content] = {}
+        #: The message in flight, and when the next may be sent.
+        self.request = self._due_ns = 0
+
+    def send(self, now_ns: int) -> None:
+        """Send what is there, if no message is in flight and the last message is old enough."""
+        if not self.printed or self.request or now_ns < self._due_ns:
+            return
+        self._due_ns = now_ns + PROGRESS_NS
+        name, incarnation = self._settings.name, self._settings.incarnation
+        held, printed = [*self.printed], [*self.printed.values()]
+        self.printed.clear()
+        self.request = self._channel.request(
+            lambda number: peer.progress(number, name, held, printed, incarnation)
+        )
+
+    def wake_at_ns(self) -> int | None:
+        """Return when lines may be sent. None: there are none, or a message is in flight."""
+        return self._due_ns if self.printed and not self.request else None

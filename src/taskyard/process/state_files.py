@@ -1,23 +1,38 @@
-"""The lock files of a state directory: which process uses it, and which one has started its broker.
+"""The files of a state directory that show its processes: locks, listeners, a standby, the page.
 
-A lock lasts as long as its process, and the file holds that process's id.
+A lock lasts as long as its process, and the file holds that process's id. A killed process leaves
+its files. So a file that names listeners, a leader or a page counts only while a process holds the
+lock. The listeners' file has the endpoints at which a broker really listens. A standby answers no
+peer before it leads, so its file names the leader. No secrets but the page's token, which is not
+decoded here.
 """
 
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 
-from taskyard.errors import NoBroker, StateLocked, UnusableFile
+import msgspec
+from msgspec import MsgspecError, Struct
+
+from taskyard.errors import NoBroker, StateLocked, TaskyardError, UnusableFile
 from taskyard.journal import lock
-from taskyard.journal.files import check_owner, make_private_directory, open_regular
+from taskyard.journal.files import (
+    check_owner,
+    make_private_directory,
+    open_regular,
+    read_json,
+    replace_private,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+
 
 #: Locked by the process that has the journal open.
 LOCK_FILE: Final = lock.FILE_NAME
@@ -28,7 +43,7 @@ UP_FILE: Final = "up.pid"
 #: Locked by a `map` or `run` that has started its own broker, or is about to.
 LOCAL_FILE: Final = "local.pid"
 
-#: In `LOCAL_FILE`: the broker was stopped on purpose, so no other command should start one.
+#: In `LOCAL_FILE`: the broker was stopped on purpose, so no other command should start a broker.
 _STOPPED: Final = b"stopped"
 
 #: Ends the name of a file that a `map` locks, after the name of its campaign.
@@ -67,7 +82,7 @@ def live_writer(path: Path) -> int | None:
 
 
 def is_running(pid: int) -> bool:
-    """Return whether a process runs. One that has ended but was not reaped does not."""
+    """Return whether a process runs. If it has ended and was not reaped, it does not."""
     try:
         os.kill(pid, 0)
         state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
@@ -115,7 +130,7 @@ def hold_up_lock(state: Path) -> Iterator[None]:
 
 
 def is_orphaned(state: Path) -> bool:
-    """Return whether the last command with its own broker was killed. Its broker ends as well."""
+    """Return whether the last command with its own broker was killed. The broker ends as well."""
     try:
         return (state / LOCAL_FILE).read_bytes().strip().isdigit()
     except OSError:
@@ -213,7 +228,7 @@ class BrokerWatch:
         self._missed: float | None = None
 
     def is_away(self) -> bool:
-        """Return whether the broker that was seen last has ended, and no other one runs."""
+        """Return whether the broker that was seen last has ended, and no other broker runs."""
         pid = live_writer(self._state / LOCK_FILE)
         self._pid = pid or self._pid
         return pid is None and self._pid != 0
@@ -232,3 +247,135 @@ class BrokerWatch:
         self._missed = self._missed or time.monotonic()
         if self._pid and time.monotonic() - self._missed < self._restart_seconds:
             raise NoBroker(f"no broker is running on {self._state}: waiting for its restart")
+
+
+logger = logging.getLogger("taskyard.broker")
+
+ENDPOINT_FILE: Final = "endpoints.json"
+STANDBY_FILE: Final = "standby.json"
+
+_T = TypeVar("_T")
+
+
+class OpenListener(Struct, frozen=True):
+    """A listener of a running broker."""
+
+    dialect: str
+    #: With their real ports. For ping-pong the backend and the frontend.
+    endpoints: tuple[str, ...]
+    #: The address of the broker for round-robin peers. Empty: its endpoint.
+    identity: str = ""
+
+
+class Standby(Struct, frozen=True):
+    """A standby, and the leader that it follows."""
+
+    #: Of the leader.
+    epoch: int
+    host: str = ""
+    endpoints: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        at = f" on {self.host}" if self.host else ""
+        places = f" at {', '.join(self.endpoints)}" if self.endpoints else ""
+        return f"a standby that follows the broker of epoch {self.epoch}{at}{places}"
+
+
+@contextmanager
+def listed(state: Path, listeners: Sequence[OpenListener]) -> Iterator[None]:
+    """List the listeners in their file during the `with` block. A failure is logged."""
+    _remove(state / ENDPOINT_FILE)
+    if listeners:
+        _write(state / ENDPOINT_FILE, listeners)
+    try:
+        yield
+    finally:
+        _remove(state / ENDPOINT_FILE)
+
+
+def open_listeners(state: Path) -> list[OpenListener]:
+    """Return the listeners of the running broker. Empty: none runs, or it has none."""
+    return _of_running(state, ENDPOINT_FILE, list[OpenListener]) or []
+
+
+def write_standby(state: Path, standby: Standby) -> None:
+    """Write the file of a standby. A failure is logged."""
+    _write(state / STANDBY_FILE, standby)
+
+
+def remove_standby(state: Path) -> None:
+    """Remove the file of a standby, if it is there. A failure is logged."""
+    _remove(state / STANDBY_FILE)
+
+
+def running_standby(state: Path) -> Standby | None:
+    """Return the standby that runs on a state directory. None: there is none."""
+    return _of_running(state, STANDBY_FILE, Standby)
+
+
+def _write(path: Path, content: object) -> None:
+    try:
+        replace_private(path, msgspec.json.encode(content))
+    except OSError as error:
+        logger.warning("%s: can't write: %s", path, error.strerror)
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        logger.warning("%s: can't remove: %s", path, error.strerror)
+
+
+def _of_running(state: Path, name: str, kind: type[_T]) -> _T | None:
+    """Return the content of a file, if its process runs."""
+    found = read_json(state / name, kind)
+    with suppress(OSError):
+        return found if found and lock_holder(state / LOCK_FILE) is not None else None
+    return None
+
+
+#: Private to the user, like the keys.
+PAGE_FILE: Final = "page.json"
+_PAGE_BYTES_MAX: Final = 16_384
+_GROUP_AND_OTHERS: Final = 0o077
+
+
+class _Address(Struct):
+    """The part of the file that is no secret."""
+
+    address: str
+
+
+def page_address(state: Path) -> str | None:
+    """Return the address of the running page without a token, as a link in reports and status."""
+    content = read_page_file(state)
+    try:
+        return None if content is None else msgspec.json.decode(content, type=_Address).address
+    except MsgspecError:
+        return None
+
+
+def read_page_file(state: Path) -> bytes | None:
+    """Return the file of the running page. None if there is none, or not for this user."""
+    try:
+        descriptor = open_regular(state / PAGE_FILE, os.O_RDONLY)
+    except (OSError, TaskyardError):
+        return None
+    try:
+        found = os.fstat(descriptor)
+        is_private = found.st_uid == os.geteuid() and not found.st_mode & _GROUP_AND_OTHERS
+        if is_private and is_owned(descriptor):
+            return os.read(descriptor, _PAGE_BYTES_MAX)
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def is_owned(descriptor: int) -> bool:
+    """Return whether an owner holds the lock. Readers share it, so they don't see each other."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
