@@ -28,13 +28,12 @@ from taskyard.worker.jobs import Job, JobResult
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from taskyard.worker.output import OutputSpool, SpooledStream
-
     from simulator.clock import Timeline
     from simulator.world import World
     from taskyard.core.events import Event
     from taskyard.core.resources import Resources
     from taskyard.core.rules import Rule
+    from taskyard.worker.output import OutputSpool, SpooledStream
 
 #: Turns at once, without a message, that a loop may request. More are a busy loop.
 TURNS_AT_ONCE_MAX: Final = 20

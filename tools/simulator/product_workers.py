@@ -16,9 +16,6 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
-from taskyard.worker.output import OutputSpool
-from taskyard.worker.slots import Prefetch
-
 from simulator.calls import Calls
 from simulator.codecs.dialects import DO
 from simulator.decoders import BY, decode
@@ -41,7 +38,9 @@ from taskyard.wire.round_robin import peer as round_robin_peer
 from taskyard.wire.wmp import peer as wmp_peer
 from taskyard.worker import native, ping_pong, round_robin, wmp
 from taskyard.worker.native_process import WorkerMonitor
+from taskyard.worker.output import OutputSpool
 from taskyard.worker.settings import AUTO, WorkerSettings
+from taskyard.worker.slots import Prefetch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

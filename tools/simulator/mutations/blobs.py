@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from taskyard.worker.output import OutputSpool
-
 from simulator.mutations.registry import (
     DECIDERS,
     mutation_for_blobs,
@@ -29,6 +27,7 @@ from taskyard.journal import blob_names
 from taskyard.journal.blob_files import BlobFiles
 from taskyard.journal.blobs import BlobStore, StreamHashes, StreamKey
 from taskyard.journal.postgres.blobs import BlobRows
+from taskyard.worker.output import OutputSpool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

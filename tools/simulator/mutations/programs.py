@@ -8,10 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from taskyard.worker.held_tasks import HeldTasks
-from taskyard.worker.output import OutputSender
-from taskyard.worker.requests import TaskRequests
-
 from simulator.mutations.registry import mutation, mutation_for_kinds, patched
 from taskyard.broker.connections import Connections
 from taskyard.client.watches import Watches
@@ -26,6 +22,9 @@ from taskyard.wire.round_robin.frames import EXEC, INCREMENT, PING, Message
 from taskyard.wire.wmp import frames as wmp_frames
 from taskyard.wire.wmp import peer as wmp_peer
 from taskyard.worker import native
+from taskyard.worker.held_tasks import HeldTasks
+from taskyard.worker.output import OutputSender
+from taskyard.worker.requests import TaskRequests
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
