@@ -18,9 +18,8 @@ import joblib
 from joblib.parallel import AutoBatchingMixin, ParallelBackendBase, register_parallel_backend
 
 from taskyard.campaign.batches import encode_text
-from taskyard.client import content, discovery
-from taskyard.client.calls import CallFuture, ExecutorCore
-from taskyard.client.executor import Executor
+from taskyard.client import discovery, functions
+from taskyard.client.executor import CallFuture, Executor, ExecutorCore
 from taskyard.client.functions import function_name
 from taskyard.client.requests import TaskRef
 from taskyard.core.model import Refusal, Submission
@@ -278,7 +277,7 @@ def content_key(calls: Sequence[Any]) -> str:
     It has the arguments, and of the user's functions and classes the bytecode and what they use.
     Code of installed packages counts by its name. Raises `NotEncodable`.
     """
-    return content.digest_of_calls([_without_progress(*call) for call in calls])
+    return functions.digest_of_calls([_without_progress(*call) for call in calls])
 
 
 def _without_progress(

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskyard import Executor, ExecutorBroken, NoBroker, TaskFailed
-from taskyard.client.calls import CallFuture
+from taskyard.client.executor import CallFuture
 from taskyard.client.internal import InternalClient
 from taskyard.errors import UserError
 from taskyard.wire import pickled
@@ -410,7 +410,7 @@ def test_callback_of_a_refused_early_call_may_wait_for_other_threads(
     def refuse(*_: object) -> None:
         raise UserError("refused")
 
-    monkeypatch.setattr("taskyard.client.calls.ExecutorCore._submit_task", refuse)
+    monkeypatch.setattr("taskyard.client.executor.ExecutorCore._submit_task", refuse)
     with Executor(slots=1) as own:
         waited = threading.Event()
 

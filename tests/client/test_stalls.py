@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import taskyard
-from taskyard.client import stalls
+from taskyard.client import waits
 from taskyard.client.futures import Future, settled_in_loop
 from taskyard.client.internal import InternalClient
-from taskyard.client.stalls import NAMES_MAX, STALL_NS, STALL_NS_MAX, Stall, Stalls
+from taskyard.client.waits import NAMES_MAX, STALL_NS, STALL_NS_MAX, Stall, Stalls
 from taskyard.core.events import Scope
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Terms
@@ -159,8 +159,8 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 @pytest.fixture
 def lines(monkeypatch: pytest.MonkeyPatch) -> SimpleQueue[str]:
     """Return the lines that clients report, without the two seconds."""
-    monkeypatch.setattr(stalls, "STALL_NS", 0)
-    monkeypatch.setattr(stalls, "STALL_NS_MAX", SECOND_NS // 10)
+    monkeypatch.setattr(waits, "STALL_NS", 0)
+    monkeypatch.setattr(waits, "STALL_NS_MAX", SECOND_NS // 10)
     return SimpleQueue()
 
 

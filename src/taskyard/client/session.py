@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from taskyard.campaign.batches import task_bytes
 from taskyard.client import discovery
-from taskyard.client.open_requests import Outage, PendingRequest, PendingRequests
 from taskyard.client.results import SettableFuture, settle_future
-from taskyard.client.stalls import Stalls
 from taskyard.client.task_buffer import TaskBuffer
+from taskyard.client.waits import Outage, PendingRequest, PendingRequests, Stalls
 from taskyard.client.watches import Fetches, Watches
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import ClientClosed, NoBroker, Refused, TaskyardError, UserError
@@ -38,8 +37,8 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from taskyard.client.exchanges import Exchange, Query
-    from taskyard.client.open_requests import ReplyTimeouts
-    from taskyard.client.pending_tasks import PendingTask
+    from taskyard.client.task_buffer import PendingTask
+    from taskyard.client.waits import ReplyTimeouts
     from taskyard.net.keys import PeerKey
     from taskyard.net.protocols import Clock, PeerTransport
     from taskyard.net.zmq_socket import ZmqSocket

@@ -13,16 +13,27 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
+from msgspec import Struct
+
 from taskyard.campaign import lanes
-from taskyard.campaign.batches import encode_batch, encode_text
-from taskyard.campaign.task_spec import check_task, key_error_text
+from taskyard.campaign.batches import bundle_submission, encode_batch, encode_text
+from taskyard.campaign.bundles import assign_lanes, expand_row
+from taskyard.campaign.task_spec import check_task, key_error_text, service_of
 from taskyard.campaign.values import InvalidValue
-from taskyard.client import functions
-from taskyard.client.content import ContentKeys, campaign_of
-from taskyard.client.functions import CallEncoder, EncodedCall, Marks, OutcomeDecoder
+from taskyard.client import functions, requests
+from taskyard.client.functions import (
+    CallEncoder,
+    ContentKeys,
+    EncodedCall,
+    Marks,
+    OutcomeDecoder,
+    campaign_of,
+)
 from taskyard.client.futures import Future, SentByClient
-from taskyard.client.pending_tasks import PendingTask
+from taskyard.client.requests import TaskRef
+from taskyard.client.task_buffer import PendingTask
 from taskyard.core.events import UnknownPolicy
+from taskyard.core.identity import spelling, split
 from taskyard.core.model import Terms
 from taskyard.errors import UserError
 from taskyard.process import current_task
@@ -32,7 +43,8 @@ from taskyard.wire.pickled import PICKLE
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from taskyard.client.requests import TaskRef
+    from taskyard.campaign.task_spec import TaskSpec
+    from taskyard.client.exchanges import Exchange
     from taskyard.client.results import SettableFuture
     from taskyard.client.session import Session
     from taskyard.process.call_values import Restore
@@ -437,3 +449,60 @@ def work_keys(
     if isinstance(work, bytes):
         return {"payload": work}
     return {"argv": list(work)}
+
+
+# Bundles.
+
+
+class BundleSpec(Struct):
+    """A bundle to submit."""
+
+    name: str
+    campaign: str
+    specs: Sequence[TaskSpec]
+    unknown: UnknownPolicy = UnknownPolicy.REFUSE
+
+    def tasks(self) -> dict[str, TaskRef]:
+        """Return its tasks by their full names."""
+        return {
+            spelling(self.campaign, spec.name): TaskRef(
+                spec.name, self.campaign, encode_text(service_of(spec))
+            )
+            for spec in self.specs
+        }
+
+
+def bundle_spec(
+    payload: object,
+    recipients: Iterable[object],
+    name: str | None,
+    campaign: str | None,
+    options: dict[str, Any],
+) -> BundleSpec:
+    """Return the checked tasks of a bundle. Raises `InvalidTask`."""
+    name = f"bundle-{secrets.token_hex(8)}" if name is None else name
+    campaign = name if campaign is None else campaign
+    one = isinstance(recipients, str | bytes | dict)
+    raw = {"name": name, "payload": payload, **options}
+    raw["recipients"] = recipients if one else list(recipients)
+    if "after" in options:
+        raw["after"] = after_names(options["after"], campaign)
+    specs = expand_row(raw, campaign)
+    for spec in specs if campaign == name else ():
+        spec.name = split(spec.name, campaign)
+    return BundleSpec(name, campaign, specs)
+
+
+def create_bundle(bundle: BundleSpec) -> Exchange[int]:
+    """Submit a bundle whole or not at all, without futures.
+
+    Returns how many of its tasks are new. Raises `Refused`, and `InvalidTask` if its lane does not
+    fit a recipient.
+    """
+    if not all(spec.lane for spec in bundle.specs):
+        service = service_of(bundle.specs[0])
+        templates = yield from requests.lane_templates([service])
+        assign_lanes(bundle.specs, bundle.campaign, templates.get(service, ""))
+    campaign = encode_text(bundle.campaign)
+    submission = bundle_submission(bundle.specs, campaign, time.time_ns())
+    return (yield from requests.create(submission, bundle.unknown))

@@ -13,7 +13,7 @@ from taskyard.client.task_filters import Filter, TaskSearch
 from taskyard.tui import text
 
 if TYPE_CHECKING:
-    from taskyard.client.broker_link import BrokerLink
+    from taskyard.client.internal import BrokerLink
     from taskyard.tui.text import Row, View
 
 #: Rows of a table. More than a terminal has lines, and few enough to draw at once.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
-    from taskyard.client.broker_link import BrokerLink
+    from taskyard.client.internal import BrokerLink
     from taskyard.client.task_filters import Filter
     from taskyard.web.follower import Follower
     from taskyard.web.view import View
