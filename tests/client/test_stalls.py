@@ -209,8 +209,8 @@ def test_polls_for_all_tasks_report_the_reason(broker: Broker, lines: SimpleQueu
 PROGRAM = """
 import sys
 from taskyard import Client
-from taskyard.client import stalls
-stalls.STALL_NS = 0
+from taskyard.client import waits
+waits.STALL_NS = 0
 Client(sys.argv[1]).submit(lambda x: x + 1, 1, name="f").result()
 """
 

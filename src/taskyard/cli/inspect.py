@@ -60,10 +60,10 @@ from taskyard.cli.wait import (
     format_slowest,
     slowest_tasks,
 )
+from taskyard.client.requests import problems_of
 from taskyard.core.states import TaskState
 from taskyard.errors import ExitCode, UnknownName, UserError
 from taskyard.net.endpoints import has_places
-from taskyard.web.problems import problems_of
 from taskyard.wire.views import Service
 
 if TYPE_CHECKING:

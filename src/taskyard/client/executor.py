@@ -29,7 +29,13 @@ from msgspec import structs
 
 from taskyard.campaign.batches import encode_text
 from taskyard.client.exchanges import SlotFuture
-from taskyard.client.functions import CallEncoder, Initializer, encode_initializer, function_name
+from taskyard.client.functions import (
+    CallEncoder,
+    CallKey,
+    Initializer,
+    encode_initializer,
+    function_name,
+)
 from taskyard.client.futures import SentByClient
 from taskyard.client.internal import InternalClient
 from taskyard.client.waits import wait_or_explain
@@ -281,17 +287,24 @@ class ExecutorCore:
         args: Sequence[Any],
         kwargs: dict[str, Any],
         name_source: Callable[..., Any] | None = None,
-        name: str = "",
+        key: CallKey | None = None,
     ) -> CallFuture[Any]:
-        """Submit a call. Without a name, its task is named after `name_source` or the function."""
-        if not name:
+        """Submit a call. Its task is named after `name_source` or the function.
+
+        With a `key` it has that name, and uses a known task of this name. If that failed, it runs
+        again.
+        """
+        if key is not None:
+            name = key.name
+        else:
             name = f"{function_name(name_source or function)}-{self._prefix}-{next(self._numbers)}"
         future: CallFuture[Any] = CallFuture(self, name)
         with self._lock:
             self._check_open()
             self._pending[name] = future
         try:
-            call = self.calls.encode(function, args, kwargs)
+            marks = None if key is None else key.marks()
+            call = self.calls.encode(function, args, kwargs, marks and (lambda _: marks))
         except (UserError, BytesNotStored) as error:  # raised by the future, as in a pool
             self._settle(future, partial(future.settle, None, error))
             return future
@@ -313,25 +326,24 @@ class ExecutorCore:
             return self._queued_calls is not None
 
     def _send(self, client: InternalClient, future: CallFuture[Any], call: EncodedCall) -> None:
+        priority = current_task.nested_priority(client.broker)
+        if priority != self._terms.priority:
+            self._terms = structs.replace(self._terms, priority=priority)
+        task: AnyFuture[Any]
         try:
-            task = self._submit_task(client, future.name, call)
+            task = client.submit_encoded(
+                future.name,
+                call.payload,
+                self._terms,
+                after=call.results,
+                restore=call.restore,
+                decoder=call.decoder,
+                attaches=call.attaches,
+            )
         except TaskyardError as error:  # settled later: the caller may hold the lock
             task = AnyFuture()
             task.set_exception(error)
         task.add_done_callback(lambda settled: self._arrived.put((future, settled)))
-
-    def _submit_task(self, client: InternalClient, name: str, call: EncodedCall) -> AnyFuture[Any]:
-        priority = current_task.nested_priority(client.broker)
-        if priority != self._terms.priority:
-            self._terms = structs.replace(self._terms, priority=priority)
-        return client.submit_encoded(
-            name,
-            call.payload,
-            self._terms,
-            after=call.results,
-            restore=call.restore,
-            decoder=call.decoder,
-        )
 
     def _check_open(self) -> None:
         if self._is_in_child:
@@ -624,15 +636,12 @@ class Executor(concurrent.futures.Executor):
         elif workers is not None or slots is not None or calls_max:
             raise UserError(_NOT_ITS_OWN)
         else:
-            core = self._make_core(service, InternalClient(broker, state=state, timeout=timeout))
+            client = InternalClient(broker, state=state, timeout=timeout)
+            core = ExecutorCore(service, client=client)
         core.set_up_processes(setup)
         self._core = core
         # Garbage-collected without a shutdown, it ends when its calls are done.
         weakref.finalize(self, core.stop).atexit = False
-
-    def _make_core(self, service: str, client: InternalClient) -> ExecutorCore:
-        """Return the core for a broker that is not its own."""
-        return ExecutorCore(service, client=client)
 
     def submit(
         self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs

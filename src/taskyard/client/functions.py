@@ -58,6 +58,8 @@ class EncodedCall(Struct, frozen=True):
     restore: Restore | None = None
     #: Unpickles its outcome. None: that is no pickle.
     decoder: OutcomeDecoder | None = None
+    #: A known task of its name is used.
+    attaches: bool = False
 
 
 #: Directories of the standard library and of installed packages. A worker has its own.
@@ -73,8 +75,20 @@ class Marks(NamedTuple):
 
     #: Precedes the call's exception in the output.
     token: str
-    #: Makes the payload another one in each program.
+    #: Makes the payload differ in each program. The call then uses a known task of its name.
     nonce: str = ""
+
+
+class CallKey(NamedTuple):
+    """What identifies a call by its content, in every process."""
+
+    name: str
+    #: Only those who know the call can compute it.
+    token: str
+
+    def marks(self) -> Marks:
+        """Return the marks of a task of this call."""
+        return Marks(self.token, secrets.token_hex(8))
 
 
 class Initializer(NamedTuple):
@@ -265,7 +279,8 @@ class CallEncoder:
         else:
             payload = pickled.encode_pickled_call(body.pickle, header)
         service = payloads.CALL if plain_pickles.is_plain_call(body.pickle) else pickled.PICKLE
-        return EncodedCall(service, payload, body.results, restore, decoder)
+        attaches = bool(header.nonce)
+        return EncodedCall(service, payload, body.results, restore, decoder, attaches)
 
     def pickle_once(self, function: Callable[..., _T]) -> Callable[..., _T]:
         """Return a substitute for a function that many calls share."""
@@ -463,15 +478,15 @@ class ContentKeys:
         except (TypeError, ValueError):  # some built-in functions have none
             self._signature = None
 
-    def of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, str]:
-        """Return the name of a call, and a token that only those who know the call can compute.
+    def of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CallKey:
+        """Return the key of a call.
 
         Arguments are compared by the parameters that they are bound to. Raises `NotEncodable`.
         """
         digest = self._arguments(args, kwargs)
         token = _hash(b"token", self._code, self._uses, digest)
         name = ContentName(*self._prefix, _digits(digest, _ARGUMENTS_DIGITS))
-        return str(name), token.hex()
+        return CallKey(str(name), token.hex())
 
     def _arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
         named = self._bound(args, kwargs)
@@ -492,13 +507,14 @@ class ContentKeys:
         return [*((str(place), one) for place, one in enumerate(args)), *kwargs.items()]
 
 
-def digest_of_calls(calls: Sequence[tuple[Any, ...]]) -> str:
-    """Return one hash of calls, for programs that can't declare a version of their functions.
+def key_of_calls(calls: Sequence[tuple[Any, ...]]) -> CallKey:
+    """Return one key of calls, for programs that can't declare a version of their functions.
 
     A variable of a function that has no content to compare counts by its type. Raises
-    `NotEncodable` for an argument without one.
+    `NotEncodable` for an argument that has none.
     """
-    return _Digester("a call", is_lenient=True).of([*calls]).hex()
+    digest = _Digester("a call", is_lenient=True).of([*calls])
+    return CallKey(_hash(digest).hex(), _hash(b"token", digest).hex())
 
 
 def campaign_of(function: Callable[..., Any]) -> str:

@@ -102,13 +102,14 @@ class InternalClient(Client):
         watch: bool = True,
         restore: Restore | None = None,
         decoder: OutcomeDecoder | None = None,
+        attaches: bool = False,
     ) -> Future:
         """Submit a task with an encoded payload. Its future returns the result as bytes.
 
         With the `decoder` of a pickled call, it returns the value. Without `watch` it returns None
         as soon as the broker has the task. Tasks that share one `terms` object take less room in
         messages and in the journal. `restore` stores the large parts of a call again if the broker
-        lacks them.
+        lacks them. With `attaches`, a known task of this name is used, whatever its payload.
         """
         encoded = encode_text(name)
         future: Future = Future(self, encoded, b"", terms.campaign, decoder)
@@ -121,6 +122,7 @@ class InternalClient(Client):
             unknown=UnknownPolicy.WAIT if wait_for_unknown else UnknownPolicy.REFUSE,
             future=future,
             watched=watch,
+            attaches=attaches,
             restore=restore,
         )
         self._session.submit(task)

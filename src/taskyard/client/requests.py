@@ -18,7 +18,7 @@ from taskyard.client import functions
 from taskyard.client.exchanges import Deadline, Query, checked_reply
 from taskyard.core.events import Scope, UnknownPolicy
 from taskyard.core.identity import spelling
-from taskyard.core.limits import SECOND_NS, SERVICES_MAX
+from taskyard.core.limits import LAG_REFUSE_PERCENT, LAG_SLOW_PERCENT, SECOND_NS, SERVICES_MAX
 from taskyard.core.model import Refusal, TermsChanges, shown
 from taskyard.core.states import TaskState
 from taskyard.errors import Refused, TimedOut, UnknownName, UserError
@@ -693,3 +693,38 @@ def resume(service: str | None = None, lane: str | None = None) -> Exchange[None
     """
     scope = scope_of(service=service, lane=lane)
     yield from checked_reply(Query(partial(peer.command, kind=peer.RESUME, scope=scope)))
+
+
+def problems_of(stats: dict[str, Any]) -> Iterator[str]:
+    """Yield a line for each problem of the broker."""
+    if not stats["accepting"]:
+        yield "the broker accepts no tasks: the disk is nearly full"
+    if lag := _lag_line(stats["compaction_lag"]):
+        yield lag
+    if stats["refused"]:
+        yield _refused_line(stats["refused"], stats["refused_last"])
+    if outbox := _outbox_line((stats["health"] or {}).get("outbox") or {}):
+        yield outbox
+
+
+def _lag_line(lag: float) -> str:
+    """Return a warning if compaction lags behind, else ""."""
+    if lag * 100 < LAG_SLOW_PERCENT:
+        return ""
+    effect = "refused" if lag * 100 >= LAG_REFUSE_PERCENT else "slowed"
+    return f"journal: compaction lags behind ({lag:.0%} of its threshold), submissions are {effect}"
+
+
+def _refused_line(number: int, last: dict[str, Any]) -> str:
+    names = ", ".join(last["names"])
+    tasks = "1 task" if number == 1 else f"{number:,} tasks"
+    return (
+        f"{tasks} of plain dwork peers refused since the broker started, "
+        f"latest: {names} ({last['text']})"
+    )
+
+
+def _outbox_line(outbox: dict[str, int]) -> str:
+    """Return how many tasks of the outbox are new or refused, else ""."""
+    parts = [f"{count:,} {state}" for state, count in outbox.items() if count]
+    return f"outbox: {', '.join(parts)} (see `taskyard store init --outbox`)" if parts else ""

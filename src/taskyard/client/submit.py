@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from taskyard.client.exchanges import Exchange
     from taskyard.client.results import SettableFuture
     from taskyard.client.session import Session
-    from taskyard.process.call_values import Restore
 
 _F = TypeVar("_F", bound="SettableFuture")
 
@@ -129,17 +128,15 @@ class Submitter(Generic[_F]):
         raw = {"name": name, **work_keys(work, *arguments), **options}
         return self._submit_row(raw, campaign, wait_for_unknown=wait_for_unknown)
 
-    def _submit_row(  # noqa: PLR0913  # all but three are named
+    def _submit_row(  # all but three are named
         self,
         raw: dict[str, Any],
         campaign: str,
-        decoder: OutcomeDecoder | None = None,
+        call: EncodedCall | None = None,
         *,
         wait_for_unknown: bool,
-        attaches: bool = False,
-        restore: Restore | None = None,
     ) -> _F:
-        """Submit a task with options, given as a row of a file."""
+        """Submit a task with options, given as a row of a file. That of a function has a `call`."""
         if "after" in raw:
             raw["after"] = after_names(raw["after"], campaign)
         if priority := current_task.nested_priority(self._session.endpoint):
@@ -148,6 +145,7 @@ class Submitter(Generic[_F]):
         spec = check_task(raw, campaign)
         submission = encode_batch([spec], encode_text(campaign), time.time_ns())
         terms = submission.terms_of(0)
+        decoder = None if call is None else call.decoder
         kind = terms.service if decoder is None else PICKLE  # of the result
         future = self._make_future(submission.names[0], kind, terms.campaign, decoder)
         lane = submission.lanes[0] if submission.lanes else None
@@ -160,8 +158,8 @@ class Submitter(Generic[_F]):
             after=after,
             unknown=unknown,
             future=future,
-            attaches=attaches,
-            restore=restore,
+            attaches=call is not None and call.attaches,
+            restore=None if call is None else call.restore,
         )
         self._session.submit(task)
         return future
@@ -174,7 +172,6 @@ class Submitter(Generic[_F]):
         name: str | None,
         encoded: EncodedCall,
         campaign: str,
-        attaches: bool = False,  # noqa: FBT001, FBT002  # by position, in loops of many tasks
     ) -> _F:
         """Submit a task without options. Skips the checks of options, for loops of many tasks."""
         service, decoder = encoded.service, encoded.decoder
@@ -203,7 +200,7 @@ class Submitter(Generic[_F]):
             after,
             refuse,
             future,
-            attaches=attaches,
+            attaches=encoded.attaches,
             restore=encoded.restore,
         )
         self._session.submit(pending)
@@ -226,8 +223,8 @@ class Submitter(Generic[_F]):
         args, kwargs = arguments[0] or (), arguments[1] or {}
         marks_of: Callable[[bytes], Marks] | None = None
         if keys is not None:
-            name, token = keys.of(args, kwargs)
-            marks = Marks(token, secrets.token_hex(8))
+            key = keys.of(args, kwargs)
+            name, marks = key.name, key.marks()
             marks_of = lambda _: marks  # noqa: E731  # not of the pickle
         elif name is not None:
             marks_of = functions.marks_of_named
@@ -236,18 +233,10 @@ class Submitter(Generic[_F]):
             self._await_others((args, {**kwargs}))
         if name is None:
             name = f"{functions.function_name(function)}-{self._prefix}-{next(self._count)}"
-        attaches = keys is not None
         if not options and not wait_for_unknown:
-            return self._submit_plain(name, encoded, campaign, attaches)
+            return self._submit_plain(name, encoded, campaign)
         raw = function_row(name, campaign, (args, kwargs), encoded, options)
-        return self._submit_row(
-            raw,
-            campaign,
-            encoded.decoder,
-            wait_for_unknown=wait_for_unknown,
-            attaches=attaches,
-            restore=encoded.restore,
-        )
+        return self._submit_row(raw, campaign, encoded, wait_for_unknown=wait_for_unknown)
 
     def _await_others(self, arguments: object) -> None:
         """Wait until the broker has the tasks of other clients that a call refers to.

@@ -1,10 +1,12 @@
 """The graph of a campaign as a page shows it: levels from left to right, coloured by state.
 
-A small graph is drawn task by task. A larger one is collapsed: the tasks of a level whose names
+A small graph is drawn task by task. A larger graph is collapsed: the tasks of a level whose names
 differ only in numbers are one group, with a bar of their states. An open group shows its tasks, and
 those that need attention come first. So the number of elements is bounded for any campaign.
 
-The structure of a graph seldom changes, so it is kept. Only states are counted for each drawing.
+The level of a task is the length of the longest way to it. All tasks of a level are handled at
+once, so that a million tasks take some tenths of a second. The structure of a graph seldom changes,
+so it is kept. Only states are counted for each drawing.
 """
 
 from __future__ import annotations
@@ -14,16 +16,76 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from msgspec import Struct
 
-from taskyard.web import graph_levels
-from taskyard.web.graph_levels import Shape
 from taskyard.web.names import NUMBER_SIGN, stem
-from taskyard.web.task_table import NO_STATE, STATE_NAMES
+from taskyard.web.tables import NO_STATE, STATE_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taskyard.web.event_columns import Codes, Flags, Ints
+    from taskyard.web.events import Codes, Flags, Ints
     from taskyard.web.view import View
+
+
+class Shape(Struct):
+    """The structure of a graph. Tasks and groups have numbers from 0 on."""
+
+    rows: Ints
+    #: The ends of each edge.
+    task: Ints
+    after: Ints
+    level: Ints
+    #: The group of each task, and the level and first task of each group.
+    group_of: Ints
+    group_level: list[int]
+    group_first: list[int]
+    #: Edges of all campaigns that were looked at.
+    edges_seen: int
+
+
+class _Successors:
+    """The edges by the task that they start from."""
+
+    def __init__(self, count: int, begin: Ints, end: Ints) -> None:
+        order = np.argsort(begin, kind="stable")
+        self._ends = end[order]
+        self._first = np.append(0, np.cumsum(np.bincount(begin, minlength=count)))
+
+    def of(self, tasks: Ints) -> Ints:
+        """Return the ends of all edges from some tasks."""
+        first = self._first[tasks]
+        counts = self._first[tasks + 1] - first
+        offsets = np.repeat(first - np.append(0, np.cumsum(counts)[:-1]), counts)
+        found: Ints = self._ends[offsets + np.arange(int(counts.sum()))]
+        return found
+
+
+def levels_of(count: int, task: Ints, after: Ints) -> Ints:
+    """Return the level of each task, by Kahn's algorithm, a level at a time. -1 in a cycle."""
+    level = np.full(count, -1, np.int64)
+    waits = np.bincount(task, minlength=count)
+    successors = _Successors(count, after, task)
+    frontier = np.flatnonzero(waits == 0)
+    depth = 0
+    while len(frontier):
+        level[frontier] = depth
+        candidates, met = np.unique(successors.of(frontier), return_counts=True)
+        waits[candidates] -= met
+        frontier = candidates[waits[candidates] == 0]
+        depth += 1
+    return level
+
+
+def reached(count: int, begin: Ints, end: Ints, start: Ints) -> Flags:
+    """Return which tasks have a way from the starting ones, with these."""
+    found = np.zeros(count, bool)
+    successors = _Successors(count, begin, end)
+    frontier = start
+    while len(frontier):
+        found[frontier] = True
+        ends = np.unique(successors.of(frontier))
+        frontier = ends[~found[ends]]
+    return found
+
 
 #: A larger graph is collapsed.
 TASKS_MAX: Final = 200
@@ -110,11 +172,20 @@ class Drawing(Struct):
     open: list[str]
 
 
-def draw(
-    view: View, campaign: str, opened: Sequence[str] = (), first: int = 0, focus: str = ""
+def draw(  # noqa: PLR0913  # the choices of an address
+    view: View,
+    campaign: str,
+    opened: Sequence[str] = (),
+    first: int = 0,
+    focus: str = "",
+    *,
+    shapes: dict[str, Shape] | None = None,
 ) -> Drawing:
-    """Draw the graph of a campaign from a level on, or only what a task is connected with."""
-    shape = _shape(view, campaign)
+    """Draw the graph of a campaign from a level on, or only what a task is connected with.
+
+    `shapes` keeps the structures of graphs between drawings.
+    """
+    shape = _shape(view, campaign, {} if shapes is None else shapes)
     if focus:
         shape = _part(view, shape, focus)
     if len(shape.rows) <= TASKS_MAX:
@@ -150,33 +221,33 @@ def draw(
 # Structure.
 
 
-def _shape(view: View, campaign: str) -> Shape:
+def _shape(view: View, campaign: str, shapes: dict[str, Shape]) -> Shape:
     """Return the structure of a campaign's graph, which is kept while it does not grow."""
     table, edges = view.tasks, view.edges
     number = view.catalog["campaign"].find(campaign.encode())
     mine: Flags = (table.codes["campaign"][: table.count] == (-1 if number is None else number)) & (
         table.state[: table.count] != NO_STATE
     )
-    kept = view.graphs.pop(campaign, None)
+    kept = shapes.pop(campaign, None)
     if kept is not None and np.count_nonzero(mine) == len(kept.rows):
         new = slice(kept.edges_seen, None)
         if not (mine[edges.task[new]] & mine[edges.after[new]]).any():
             kept.edges_seen = edges.count
-            view.graphs[campaign] = kept
+            shapes[campaign] = kept
             return kept
     rows = np.flatnonzero(mine)
     inner = mine[edges.task] & mine[edges.after]
     place = np.full(table.count, -1, np.int64)
     place[rows] = np.arange(len(rows))
     found = _shaped(view, rows, place[edges.task[inner]], place[edges.after[inner]])
-    view.graphs[campaign] = found
-    while len(view.graphs) > SHAPES_MAX:
-        del view.graphs[next(iter(view.graphs))]
+    shapes[campaign] = found
+    while len(shapes) > SHAPES_MAX:
+        del shapes[next(iter(shapes))]
     return found
 
 
 def _shaped(view: View, rows: Ints, task: Ints, after: Ints) -> Shape:
-    level = graph_levels.levels_of(len(rows), task, after)
+    level = levels_of(len(rows), task, after)
     stems = _dense(view.tasks.names.stems[rows])
     width = int(stems.max(initial=0)) + 1
     keys = (level + 1) * width + stems
@@ -193,8 +264,8 @@ def _part(view: View, shape: Shape, focus: str) -> Shape:
     place = np.flatnonzero(shape.rows == (-1 if row is None else row))
     if not len(place):
         return _shaped(view, shape.rows[:0], shape.task[:0], shape.after[:0])
-    kept = graph_levels.reached(len(shape.rows), shape.after, shape.task, place)
-    kept |= graph_levels.reached(len(shape.rows), shape.task, shape.after, place)
+    kept = reached(len(shape.rows), shape.after, shape.task, place)
+    kept |= reached(len(shape.rows), shape.task, shape.after, place)
     numbers = np.cumsum(kept) - 1
     inner = kept[shape.task] & kept[shape.after]
     ends = (numbers[shape.task[inner]], numbers[shape.after[inner]])

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import re
 from bisect import bisect
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
+
+from taskyard.web.events import Growing, Numbering
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taskyard.web.event_columns import Codes, Flags, Ints
+    from taskyard.web.events import Codes, Flags, Ints
 
 #: Between names in the text. A text to find that contains it is searched in each name.
 _BETWEEN: Final = b"\0"
@@ -43,25 +45,12 @@ _NUMBER: Final = re.compile(rb"0+")
 NUMBER_SIGN: Final = "#"
 
 
-class _Rows(dict["bytes | None", int]):
-    """Rows by name. A new name gets the next row, None has -1."""
-
-    def __init__(self, names: list[bytes]) -> None:
-        super().__init__({None: -1})
-        self._names = names
-
-    def __missing__(self, name: bytes) -> int:
-        row = self[name] = len(self._names)
-        self._names.append(name)
-        return row
-
-
 class TaskNames:
     """Names in the order in which they appeared."""
 
     def __init__(self) -> None:
         self.names: list[bytes] = []
-        self._rows = _Rows(self.names)
+        self._rows = Numbering(self.names, none=-1)
         self._text = bytearray()
         #: Where each name begins in the text, and the end of the last one.
         self._begins = Growing(np.int64)
@@ -175,26 +164,3 @@ class TaskNames:
 def stem(name: str) -> str:
     """Return a name with a sign in place of each number."""
     return re.sub("[0-9]+", NUMBER_SIGN, name)
-
-
-class Growing:
-    """An array that grows at its end."""
-
-    def __init__(self, kind: type[np.int64 | np.int32]) -> None:
-        self._count = 0
-        self._array: np.ndarray[Any, Any] = np.zeros(1024, kind)
-
-    def __len__(self) -> int:
-        return self._count
-
-    def add(self, values: np.ndarray[Any, Any]) -> None:
-        end = self._count + len(values)
-        if end > len(self._array):
-            more = np.zeros(max(len(self._array), len(values)), self._array.dtype)
-            self._array = np.append(self._array, more)
-        self._array[self._count : end] = values
-        self._count = end
-
-    @property
-    def values(self) -> np.ndarray[Any, Any]:
-        return self._array[: self._count]

@@ -17,20 +17,21 @@ from taskyard.client.task_filters import Filter, form_of
 from taskyard.core.identity import split
 from taskyard.core.states import TaskState
 from taskyard.errors import UnknownName
-from taskyard.web.broker_events import BrokerEvents
-from taskyard.web.edge_table import EdgeTable, edge_names
-from taskyard.web.event_columns import Catalog, columns_of
-from taskyard.web.form_table import FormTable
-from taskyard.web.task_table import NO_STATE, STATE_NAMES, TaskTable
-from taskyard.web.time_series import TimeSeries
+from taskyard.web.events import BrokerEvents, Catalog, columns_of
+from taskyard.web.tables import (
+    NO_STATE,
+    STATE_NAMES,
+    EdgeTable,
+    FormTable,
+    TaskTable,
+    TimeSeries,
+    edge_names,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator
 
-    from taskyard.web.event_columns import EventColumns, Flags, Ints
-    from taskyard.web.event_feed import Batch
-    from taskyard.web.event_log import TaskEvent
-    from taskyard.web.graph_levels import Shape
+    from taskyard.web.events import Batch, EventColumns, Flags, Ints, TaskEvent
 
 #: Bars of a histogram of run times, for each factor of ten.
 BINS_PER_DECADE: Final = 4
@@ -88,8 +89,6 @@ class View:
         self.series = TimeSeries()
         self.broker = BrokerEvents(self.catalog)
         self.edges = EdgeTable()
-        #: Structures of graphs by campaign, as `graph` keeps them.
-        self.graphs: dict[str, Shape] = {}
         self.forms = FormTable(self.catalog["reason"])
         #: Grows with every change, for caches.
         self.version = 0

@@ -1,8 +1,9 @@
-"""All tasks of a state as arrays: one row for each name, with its newest generation.
+"""All tasks of a state as arrays: a row for each name, with its newest generation.
 
-Owns the columns, how an event changes them, and the attempts. A million rows are filtered in a few
-milliseconds, because a filter is an operation on whole columns. Events of a name that was submitted
-again replace what is known of the earlier generation.
+Owns the tables of tasks, attempts, edges, forms of reasons and counts over time, and how an event
+changes them. A million rows are filtered in a few milliseconds, because a filter is an operation on
+whole columns. Events of a name that was submitted again replace what is known of the earlier
+generation.
 
 A block of events is applied at once. Its events are sorted by task, so that each has the event
 before it as its neighbour, and only the last value of a column is stored.
@@ -15,16 +16,19 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from msgspec import Struct
 
+from taskyard.client.task_filters import form_of
 from taskyard.core.states import TaskState
 from taskyard.journal.history_rows import OUTCOMES, STATES
-from taskyard.web.event_columns import NULL
-from taskyard.web.event_log import EventLog
+from taskyard.journal.row_file import TABLES
+from taskyard.web.events import NULL, EventLog, Growing, expanded
 from taskyard.web.names import TaskNames
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taskyard.web.event_columns import Catalog, Codes, EventColumns, Flags, Ints
+    from taskyard.journal.row_file import Block
+    from taskyard.web.events import Catalog, Codes, EventColumns, Flags, Ints, NameList
+
 
 _ENDS: Final = (b"finished", b"failed", b"aged", b"cancelled")
 
@@ -260,25 +264,20 @@ class AttemptTable:
     }
 
     def __init__(self) -> None:
-        self.count = 0
-        self._columns = {name: np.zeros(_ROWS_MIN, kind) for name, kind in self._COLUMNS.items()}
+        self._columns = {name: Growing(kind) for name, kind in self._COLUMNS.items()}
+
+    @property
+    def count(self) -> int:
+        return len(self._columns["task"])
 
     def add(self, **columns: Ints | Codes) -> None:
         """Add rows, with an array for each column."""
-        added = len(columns["task"])
-        size = len(self._columns["task"])
-        if self.count + added > size:
-            more = max(size, added)
-            for name, column in self._columns.items():
-                self._columns[name] = np.append(column, np.zeros(more, column.dtype))
         for name, values in columns.items():
-            self._columns[name][self.count : self.count + added] = values
-        self.count += added
+            self._columns[name].add(values)
 
     def column(self, name: str) -> Ints:
-        """Return a column, without the spare rows."""
-        found: Ints = self._columns[name][: self.count]
-        return found
+        """Return a column."""
+        return self._columns[name].values
 
 
 def _by_kind(states: dict[int, int]) -> Codes:
@@ -305,3 +304,158 @@ def _last_of_each(values: Ints, row: Ints) -> tuple[Ints, Ints]:
     """Return the last value of each row, and the rows."""
     chosen = _is_last(row)
     return values[chosen], row[chosen]
+
+
+#: Forms that are kept apart. Reasons without any common form would fill the memory.
+FORMS_MAX: Final = 10_000
+
+#: Stands for all forms beyond the limit.
+OTHER: Final = "(other)"
+
+_UNKNOWN: Final = -1
+
+
+class FormTable:
+    """Numbers the forms of reasons in the order in which they appear."""
+
+    def __init__(self, reasons: NameList) -> None:
+        self._reasons = reasons
+        #: The number of a form by the number of a reason.
+        self._by_reason = np.full(64, _UNKNOWN, np.int32)
+        self.names: list[str] = []
+        self._numbers: dict[str, int] = {}
+
+    def find(self, form: str) -> int:
+        """Return the number of a form, or -2 if no reason has it."""
+        return self._numbers.get(form, -2)
+
+    def numbers(self, reasons: Codes | Ints) -> Codes:
+        """Return the numbers of the forms of reasons."""
+        size = len(self._by_reason)
+        if size < len(self._reasons):
+            more = max(len(self._reasons) - size, size)
+            self._by_reason = np.append(self._by_reason, np.full(more, _UNKNOWN, np.int32))
+        found = self._by_reason[reasons]
+        unknown = found == _UNKNOWN
+        if unknown.any():
+            for code in np.unique(reasons[unknown]).tolist():
+                self._by_reason[code] = self._number(code)
+            found = self._by_reason[reasons]
+        return found
+
+    def _number(self, code: int) -> int:
+        form = form_of(self._reasons.names[code].decode(errors="backslashreplace"))
+        if form not in self._numbers and len(self.names) >= FORMS_MAX:
+            form = OTHER
+        number = self._numbers.setdefault(form, len(self.names))
+        if number == len(self.names):
+            self.names.append(form)
+        return number
+
+
+SECOND_NS: Final = 1_000_000_000
+
+#: A chart has fewer pixels.
+BUCKETS_MAX: Final = 2048
+
+#: Tasks that moved to a state, and changes of the number of tasks in it.
+_STATES: Final = tuple(TaskState)
+
+
+class TimeSeries:
+    """Moves between states by bucket."""
+
+    def __init__(self) -> None:
+        self.width_ns = SECOND_NS
+        self.begin_ns = 0
+        self._moved = np.zeros((len(_STATES), 0), np.int64)
+        self._change = self._moved.copy()
+
+    @property
+    def buckets(self) -> int:
+        return self._moved.shape[1]
+
+    def add(self, steps: Steps) -> None:
+        """Count the moves of a block of events."""
+        if not len(steps.row):
+            return
+        if not self.begin_ns:
+            self.begin_ns = int(steps.time_ns.min()) // SECOND_NS * SECOND_NS
+        self._make_room(int(steps.time_ns.max()))
+        bucket = np.maximum(steps.time_ns - self.begin_ns, 0) // self.width_ns
+        moved = steps.state != steps.last_state
+        np.add.at(self._moved, (steps.state[moved], bucket[moved]), 1)
+        np.add.at(self._change, (steps.state[moved], bucket[moved]), 1)
+        left = moved & (steps.last_state != NO_STATE)
+        np.add.at(self._change, (steps.last_state[left], bucket[left]), -1)
+
+    def moved(self, state: TaskState) -> Ints:
+        """Return how many tasks moved to a state in each bucket."""
+        found: Ints = self._moved[state]
+        return found
+
+    def depth(self, state: TaskState) -> Ints:
+        """Return how many tasks were in a state at the end of each bucket."""
+        return np.cumsum(self._change[state])
+
+    def _make_room(self, last_ns: int) -> None:
+        while (last_ns - self.begin_ns) // self.width_ns >= BUCKETS_MAX:
+            self._moved, self._change = _halved(self._moved), _halved(self._change)
+            self.width_ns *= 2
+        more = int((last_ns - self.begin_ns) // self.width_ns) + 1 - self.buckets
+        if more > 0:
+            empty = np.zeros((len(_STATES), more), np.int64)
+            self._moved = np.hstack([self._moved, empty])
+            self._change = np.hstack([self._change, empty])
+
+
+def _halved(counts: np.ndarray) -> np.ndarray:
+    """Add up pairs of buckets."""
+    if counts.shape[1] % 2:
+        counts = np.hstack([counts, np.zeros((len(counts), 1), np.int64)])
+    found: np.ndarray = counts[:, 0::2] + counts[:, 1::2]
+    return found
+
+
+_TASK, _AFTER = (TABLES["edges"].index(name) for name in ("task", "after"))
+
+
+class EdgeTable:
+    """Pairs of a task and a task that it waits for, in the order in which they were added.
+
+    A name that was never submitted has a row too.
+    """
+
+    def __init__(self) -> None:
+        self._task, self._after = Growing(np.int64), Growing(np.int64)
+
+    @property
+    def count(self) -> int:
+        return len(self._task)
+
+    def add(self, task: Ints, after: Ints) -> None:
+        """Add edges by the rows of their ends."""
+        self._task.add(task)
+        self._after.add(after)
+
+    @property
+    def task(self) -> Ints:
+        return self._task.values
+
+    @property
+    def after(self) -> Ints:
+        return self._after.values
+
+    def befores(self, row: int) -> Ints:
+        """Return the rows of the tasks that a task waits for, each once."""
+        return np.unique(self.after[self.task == row])
+
+    def dependents(self, row: int) -> Ints:
+        """Return the rows of the tasks that wait for a task, each once."""
+        return np.unique(self.task[self.after == row])
+
+
+def edge_names(block: Block) -> tuple[list[bytes], list[bytes]]:
+    """Return the names of tasks, and of those that they wait for."""
+    task, after = (expanded(block.columns[place], block.rows) for place in (_TASK, _AFTER))
+    return task, after
