@@ -58,7 +58,7 @@ class TaskyardBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[m
         self._broker, self._state = broker, state
         self._campaign = campaign
         self._service = service
-        #: Its own cluster, if it has one.
+        #: The cluster that ends with the backend, if there is one.
         self._executor: Executor | None = None
         self._made: ExecutorCore | None = None
         self._slots_own = 0
@@ -100,7 +100,7 @@ class TaskyardBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[m
     ) -> AnyFuture[Any]:
         """Submit a batch of calls as one task. The future raises all errors.
 
-        joblib would not notice one that is raised here: it may call this in a callback.
+        joblib would not notice an error that is raised here: it may call this in a callback.
         """
         future: AnyFuture[Any]
         try:
@@ -133,7 +133,7 @@ class TaskyardBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[m
         return 1 if self._campaign else int(super().compute_batch_size())
 
     def abort_everything(self, ensure_ready: bool = True) -> None:  # noqa: ARG002, FBT001, FBT002  # joblib's
-        """Cancel all calls, running ones too: a call raised, or the program was interrupted."""
+        """Cancel all calls, also if they run: a call raised, or the program was interrupted."""
         with self._lock:
             pending, self._pending = self._pending, set()
         if not pending:
@@ -146,10 +146,10 @@ class TaskyardBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[m
             logger.warning("could not cancel calls (%d): %s", len(pending), error)
 
     def terminate(self) -> None:
-        """End a `Parallel`. The connection stays for the next one."""
+        """End a `Parallel`. The connection stays for the next `Parallel`."""
         self.reset_batch_stats()
 
-    # Its own.
+    # The connection.
 
     def _is_shared(self) -> bool:
         """Return whether the broker is not its own."""

@@ -305,6 +305,5 @@ def test_timeout_error_of_the_task_is_raised_as_it_is() -> None:
 def test_executor_with_its_own_workers_reports_no_lack_of_them() -> None:
     with taskyard.Executor(slots=1) as executor:
         assert executor.submit(pow, 2, 3).result() == 8
-        session = executor._core.session  # noqa: SLF001
-        assert session is not None
+        session = executor._core.client._session  # noqa: SLF001
         assert session.stalls.known_reasons == {"no-worker"}

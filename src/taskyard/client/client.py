@@ -104,7 +104,7 @@ class Campaign(OfClient[RunnerT]):
 
     @exchange_method
     def retry(self, timeout: float | None = None) -> Exchange[int]:
-        """Retry failed tasks, and delayed ones now. Return how many."""
+        """Retry failed tasks, and delayed tasks now. Return how many."""
         return (yield from requests.retry(campaign=self.name, timeout=timeout))
 
     @exchange_method
@@ -166,7 +166,7 @@ class ClientBase(Generic[RunnerT]):
         """Connect to a broker by its endpoint or its state directory.
 
         On the local socket, commands run in the current directory of this moment, with the usual
-        variables of this process: PATH, HOME and others. `env` has the names of further variables,
+        variables of this process, such as PATH and HOME. `env` has the names of further variables,
         or exactly the variables to pass as a dict. True passes all, False none. Over TCP, commands
         run where their workers were started.
 
@@ -179,8 +179,8 @@ class ClientBase(Generic[RunnerT]):
         must arrive within `connect_timeout` seconds. Later the client waits for a restart of the
         broker, however long it takes.
 
-        A broker that is at one of several places has all of them in its endpoint, with `+` between
-        them. Its first answer has 10 seconds more.
+        The endpoint of a pair of brokers has the addresses of both, with `+` between them. The
+        first answer then has 10 seconds more.
         """
         endpoint = discovery.endpoint(broker, state)
         bridge = self._bridge = self._loop_bridge()
@@ -257,7 +257,7 @@ class ClientBase(Generic[RunnerT]):
     ) -> Future[_T, RunnerT]:
         """Submit one task: a function with its arguments, an argv, or bytes.
 
-        A function is an object, or "module:function" with values for JSON. Its arguments follow, or
+        A function is an object, or "module:function" with values for JSON. The arguments follow, or
         are in `args` and `kwargs`. An object is pickled, and a worker has to allow that.
 
         Options are those of a task in a file: after (names or futures), service, lane, priority,
@@ -349,8 +349,9 @@ class ClientBase(Generic[RunnerT]):
         def gather(self, futures: object, errors: Errors = "raise") -> Steps[Any]:
             """Wait for futures, and return their results in the same collection.
 
-            It may be a list, tuple, set, dict or iterator, with others inside. Raises the first
-            exception of a future. With `errors` "skip", futures without a result are left out.
+            It may be a list, tuple, set, dict or iterator, with further collections inside. Raises
+            the first exception of a future. With `errors` "skip", futures without a result are left
+            out.
             """
             futures = task_futures.prepared(futures, errors)
             waiting = [*task_futures.futures_in(futures)]
@@ -468,7 +469,7 @@ class Client(ClientBase[BlockingRunner], BlockingRunner):
 class AsyncClient(ClientBase[AwaitingRunner], AwaitingRunner):
     """A connection to a broker for `asyncio`: a `Client` whose methods are awaited where they wait.
 
-    Make it inside a running loop. Its `report` is called in another thread. `async with` raises
+    Make it inside a running loop. `report` is called in another thread. `async with` raises
     `NoBroker` if the first answer does not arrive in time. Without it, the first awaited call does.
     """
 

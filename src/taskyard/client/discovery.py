@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 #: The dialect of clients.
 NATIVE_DIALECT: Final = "dwork"
 
-#: One or several endpoints, each perhaps a list with commas.
+#: An endpoint or several, each perhaps a list with commas.
 Brokers: TypeAlias = "str | Sequence[str] | None"
 
 #: How long a connection may take to be refused. A reply of the system takes one round trip.
@@ -43,7 +43,7 @@ PROBE_SECONDS: Final = 0.5
 class BrokerLocation(NamedTuple):
     """The endpoint of a broker, or a state directory."""
 
-    #: None: the broker of the state directory.
+    #: None stands for the broker of the state directory.
     broker: str | None
     state: Path
 
@@ -235,7 +235,7 @@ def key_files_for(
 def is_refused(endpoint: str) -> bool:
     """Return whether no process listens at an endpoint. False if that is not known quickly.
 
-    Nor is it known of a broker at several places: one of them may be about to take over.
+    Nor is it known of a broker with several addresses: a standby may be about to take over.
     """
     if endpoints.has_places(endpoint):
         return False
@@ -269,8 +269,8 @@ def connection_hint(endpoint: str, key: PeerKey | None) -> str:
     return f"is it running, and is {key.name} a key of this broker?"
 
 
-#: Which variables are passed on. None: the usual ones. Names: these too. True: all. False: none. A
-#: mapping: exactly these.
+#: The variables to pass on. A mapping: exactly these. Names: these and the usual variables. True
+#: stands for all, False for none, and None for the usual variables.
 Variables = Mapping[str, str] | Iterable[str] | bool | None
 
 

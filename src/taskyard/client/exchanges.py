@@ -53,7 +53,7 @@ Awaited = Coroutine[Any, Any, _T]
 
 
 class SlotCondition(threading.Condition):
-    """The condition of a future. Its lock is acquired once."""
+    """The condition of a future, whose lock is acquired once."""
 
     def wait(self, timeout: float | None = None) -> bool:
         if not current_task.has_slot():
@@ -157,7 +157,7 @@ class Step(Struct):
 
 
 class Sleep(Step):
-    """A pause. One of 0 seconds lets other asyncio tasks run."""
+    """A pause. A pause of 0 seconds lets other asyncio tasks run."""
 
     seconds: float = 0.0
 
@@ -307,7 +307,7 @@ if TYPE_CHECKING:
     )
 
     class OfClient(Generic[RunnerT]):
-        """A part of a client, such as a future. Its exchanges run as those of the client."""
+        """A part of a client, such as a future. Exchanges run as those of the client."""
 
         _client: Any
 
@@ -318,7 +318,7 @@ else:
     RunnerT = TypeVar("RunnerT")
 
     class OfClient:
-        """A part of a client, such as a future. Its exchanges run as those of the client."""
+        """A part of a client, such as a future. Exchanges run as those of the client."""
 
         __class_getitem__ = classmethod(GenericAlias)
 

@@ -18,9 +18,8 @@ import time
 import warnings
 import weakref
 from collections import deque
-from concurrent.futures import Future as AnyFuture
+from concurrent.futures import CancelledError
 from concurrent.futures.process import BrokenProcessPool, _RemoteTraceback
-from functools import partial
 from itertools import count, islice
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, SupportsIndex, TypeVar
@@ -28,18 +27,18 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, SupportsIndex, TypeVar
 from msgspec import structs
 
 from taskyard.campaign.batches import encode_text
-from taskyard.client.exchanges import SlotFuture
 from taskyard.client.functions import (
     CallEncoder,
     CallKey,
     Initializer,
+    Outcome,
     encode_initializer,
     function_name,
 )
-from taskyard.client.futures import SentByClient
+from taskyard.client.futures import Future, SentByClient
 from taskyard.client.internal import InternalClient
-from taskyard.client.waits import wait_or_explain
-from taskyard.core.identity import spelling
+from taskyard.client.task_buffer import PendingTask
+from taskyard.core.events import UnknownPolicy
 from taskyard.core.model import Terms
 from taskyard.core.states import TaskState
 from taskyard.errors import (
@@ -57,6 +56,7 @@ from taskyard.process.cluster import ClusterProcess
 from taskyard.process.supervisor import WorkerSpec
 from taskyard.settings.keys import SLOTS_MAX
 from taskyard.wire import inputs, payloads, pickled
+from taskyard.wire.pickled import PICKLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -64,9 +64,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from taskyard.client.functions import EncodedCall
-    from taskyard.client.session import Session
-    from taskyard.client.waits import Stalls
+    from taskyard.client.functions import EncodedCall, OutcomeDecoder
     from taskyard.process.value_access import ValueAccess
 
 
@@ -78,8 +76,8 @@ logger = logging.getLogger("taskyard.executor")
 #: States in which no worker has the task: it can be cancelled.
 UNSTARTED_STATES: Final = (TaskState.BLOCKED, TaskState.DELAYED, TaskState.READY)
 
-#: Timeout for the first answer of the executor's own broker, on a busy machine. Its death is
-#: reported at once.
+#: Timeout for the first answer of the executor's own broker, on a busy machine. That it has
+#: died is reported at once.
 CONNECT_SECONDS: Final = 60.0
 
 #: How long the interpreter's exit waits until a shared broker has all calls.
@@ -106,98 +104,54 @@ class CallLost(TaskFailed, BrokenProcessPool):
     """
 
 
-class CallFuture(SlotFuture[_T]):
-    """The result of a call, once it is there."""
+class CallFuture(Future[_T]):
+    """The result of a call, once it is there. The thread of its executor settles it."""
 
-    def __init__(self, core: ExecutorCore, name: str) -> None:
-        super().__init__()
+    #: The executor settles it, or has done so.
+    is_claimed = False
+
+    def __init__(
+        self,
+        core: ExecutorCore,
+        client: InternalClient,
+        name: str,
+        decoder: OutcomeDecoder | None = None,
+    ) -> None:
+        super().__init__(client, encode_text(name), PICKLE, encode_text(core.campaign), decoder)
         self._core = core
-        #: The name of its task in its campaign.
-        self.name = name
-        #: The campaign of its task: that of its executor.
-        self.campaign = core.campaign
-        #: The name that every call of a client accepts: CAMPAIGN/NAME.
-        self.full_name = spelling(core.campaign, name)
-        self._claiming = threading.Lock()
-        self._is_claimed = False
-
-    @property
-    def _stalls(self) -> Stalls | None:
-        """The waits of its client. None: it is not connected."""
-        session = self._core.session
-        return None if session is None else session.stalls
-
-    @property
-    def state(self) -> str:
-        """The task's state: blocked, delayed, ready, leased, done, failed or cancelled."""
-        client = self._core.client
-        return str(client.show(self.full_name, client.timeout)["state"])
-
-    def result(self, timeout: float | None = None) -> _T:
-        """Wait for the value, and return it. Raises what the call raised, or `TimeoutError`.
-
-        That says why the task of the call has not settled.
-        """
-        if timeout is not None:
-            self.exception(timeout)
-        return super().result()
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for the end of the call. Return the exception that `result` raises, or None."""
-        if timeout is None or self.done():
-            return super().exception()
-        return wait_or_explain(super().exception, timeout, self)
-
-    def await_sent(self, _session: object) -> None:
-        """Wait until the broker has the task. Never raises."""
-        self.running()  # asks the broker after the calls of its executor are acknowledged
-
-    def why(self) -> str:
-        """Return a sentence on why the task is in its state."""
-        client = self._core.client
-        return client.why(self.full_name, client.timeout)
 
     def running(self) -> bool:
         """Return whether a worker holds the task. False if the broker does not answer."""
-        if self.done():
-            return False
+        client = self._core.client
         try:
-            return self.state == TaskState.LEASED.name.lower()
+            view = None if self.done() else client.show(self.full_name, client.timeout)
         except TaskyardError:
             return False
+        return view is not None and view["state"] == TaskState.LEASED.name.lower()
 
-    def cancel(self) -> bool:
+    def cancel(self) -> bool:  # type: ignore[override]  # that of a pool's call
         """Cancel the call if no worker has it yet. Return whether it was cancelled."""
         if not self.done() and self._core.cancel_unstarted([self.full_name]):
-            self.settle_cancelled()
+            self._core.settle(self, None, CancelledError())
         return self.cancelled()
 
-    def result_reference(self) -> tuple[str, str]:
-        """Return the full name of the task, and the kind of its result."""
-        return self.full_name, inputs.PICKLED
+    def _end(self, value: Any, error: BaseException | None, **_: Any) -> None:  # noqa: ANN401  # a task's own value
+        """Pass the outcome of the task to the executor. Called by the session."""
+        self._core.arrived.put((self, value, error))
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Reduce to the call's value in the arguments of another call. Raises `TypeError`."""
-        return inputs.reduce_reference(self)
+    def decoded(self, value: Any, error: BaseException | None) -> tuple[Any, BaseException | None]:  # noqa: ANN401  # a task's own value
+        """Return the value or the exception of an outcome, unpickled."""
+        if isinstance(value, Outcome) and self._decoder is not None:
+            return self._decoder.decode(self.full_name, value)
+        return value, error
 
-    # For ExecutorCore. The first call settles the future, later ones do nothing.
+    def deliver(self, value: Any, error: BaseException | None) -> None:  # noqa: ANN401  # a task's own value
+        """Set the outcome, and call the callbacks. Called by the executor."""
+        super()._end(value, error)
 
-    def settle(self, value: Any, error: BaseException | None = None) -> None:  # noqa: ANN401  # a user's
-        if self._claim():
-            if error is None:
-                self.set_result(value)
-            else:
-                self.set_exception(error)
 
-    def settle_cancelled(self) -> None:
-        if self._claim():
-            super().cancel()
-            self.set_running_or_notify_cancel()
-
-    def _claim(self) -> bool:
-        with self._claiming:
-            is_first, self._is_claimed = not self._is_claimed, True
-        return is_first
+#: A call, the value of its task and the error.
+_Arrived = tuple[CallFuture[Any], Any, BaseException | None]
 
 
 class ExecutorCore:
@@ -235,16 +189,12 @@ class ExecutorCore:
         self._is_cancelling = False
         self._broken = ""
         self._pending: dict[str, CallFuture[Any]] = {}
-        #: Calls from before there was a client. None: there is a client.
-        self._queued_calls: list[tuple[CallFuture[Any], EncodedCall]] | None = []
-        #: Calls whose tasks are settled. None wakes the thread to check for the end.
-        self._arrived: SimpleQueue[tuple[CallFuture[Any], AnyFuture[Any]] | None] = SimpleQueue()
+        #: Calls whose tasks are settled, with their outcomes. None: the end may have come.
+        self.arrived: SimpleQueue[_Arrived | None] = SimpleQueue()
         self._ended = threading.Event()
         self._settler = threading.Thread(
             target=self._settle_all, name="taskyard-executor", daemon=True
         )
-        #: Calls at once of its own cluster.
-        self._slots = 0 if worker_spec is None else worker_spec.workers * (worker_spec.slots or 1)
         self._supervisor = (
             None if worker_spec is None else ClusterProcess(worker_spec, self._on_broken)
         )
@@ -269,11 +219,6 @@ class ExecutorCore:
             raise ExecutorBroken(f"the executor is broken: {self._broken}")
         return self._client
 
-    @property
-    def session(self) -> Session | None:
-        """The session of the calls. None: there is none yet."""
-        return None if self._client is None else self._client._session  # noqa: SLF001  # a part of it
-
     def _value_access(self) -> ValueAccess:
         if self._access is None:
             self._access = self.client._session.value_access()  # noqa: SLF001  # a part of it
@@ -289,61 +234,53 @@ class ExecutorCore:
         name_source: Callable[..., Any] | None = None,
         key: CallKey | None = None,
     ) -> CallFuture[Any]:
-        """Submit a call. Its task is named after `name_source` or the function.
+        """Submit a call. The task is named after `name_source` or the function.
 
         With a `key` it has that name, and uses a known task of this name. If that failed, it runs
         again.
         """
-        if key is not None:
-            name = key.name
-        else:
+        self._check_open()
+        name = "" if key is None else key.name
+        if not name:
             name = f"{function_name(name_source or function)}-{self._prefix}-{next(self._numbers)}"
-        future: CallFuture[Any] = CallFuture(self, name)
-        with self._lock:
-            self._check_open()
-            self._pending[name] = future
+        marks = None if key is None else key.marks()
+        future: CallFuture[Any]
         try:
-            marks = None if key is None else key.marks()
             call = self.calls.encode(function, args, kwargs, marks and (lambda _: marks))
         except (UserError, BytesNotStored) as error:  # raised by the future, as in a pool
-            self._settle(future, partial(future.settle, None, error))
+            future = CallFuture(self, self.client, name)
+            future.deliver(None, error)
             return future
-        except BaseException:  # a user's class raised an exit: no call was made
-            self._drop(name)
-            raise
+        future = CallFuture(self, self.client, name, call.decoder)
         for one in inputs.references((args, kwargs)) if call.results else ():
             if isinstance(one, SentByClient) and not isinstance(one, CallFuture):
                 one.await_sent(None)
-        if not self._queue_until_connected(future, call):
-            self._send(self.client, future, call)
+        self._send(future, call)
         return future
 
-    def _queue_until_connected(self, future: CallFuture[Any], call: EncodedCall) -> bool:
-        """Queue the call if there is no client yet. Return whether it was queued."""
+    def _send(self, future: CallFuture[Any], call: EncodedCall) -> None:
+        client = self.client
         with self._lock:
-            if self._queued_calls is not None:
-                self._queued_calls.append((future, call))
-            return self._queued_calls is not None
-
-    def _send(self, client: InternalClient, future: CallFuture[Any], call: EncodedCall) -> None:
-        priority = current_task.nested_priority(client.broker)
-        if priority != self._terms.priority:
-            self._terms = structs.replace(self._terms, priority=priority)
-        task: AnyFuture[Any]
+            self._check_open()
+            self._pending[future.name] = future
+            priority = current_task.nested_priority(client.broker)
+            if priority != self._terms.priority:
+                self._terms = structs.replace(self._terms, priority=priority)
+        task = PendingTask(
+            name=encode_text(future.name),
+            payload=call.payload,
+            terms=self._terms,
+            lane=b"",
+            after=tuple(map(encode_text, call.results)),
+            unknown=UnknownPolicy.REFUSE,
+            future=future,
+            attaches=call.attaches,
+            restore=call.restore,
+        )
         try:
-            task = client.submit_encoded(
-                future.name,
-                call.payload,
-                self._terms,
-                after=call.results,
-                restore=call.restore,
-                decoder=call.decoder,
-                attaches=call.attaches,
-            )
-        except TaskyardError as error:  # settled later: the caller may hold the lock
-            task = AnyFuture()
-            task.set_exception(error)
-        task.add_done_callback(lambda settled: self._arrived.put((future, settled)))
+            client._session.submit(task)  # noqa: SLF001  # a part of it
+        except TaskyardError as error:  # raised by the future
+            self.settle(future, None, error)
 
     def _check_open(self) -> None:
         if self._is_in_child:
@@ -365,15 +302,11 @@ class ExecutorCore:
             return 0
 
     def stop(self, *, cancel_pending: bool = False) -> None:
-        """Refuse new calls, and end when all others are settled."""
+        """Refuse new calls, and end when all calls are settled."""
         with self._lock:
             self._is_stopping = True
-            is_sent = self._queued_calls is None
-            pending = [*self._pending.values()] if cancel_pending and is_sent else []
-            unsent = self._take_unsent() if cancel_pending else []
+            pending = [*self._pending.values()] if cancel_pending else []
             self._is_cancelling = bool(pending)
-        for future in unsent:
-            self._settle(future, future.settle_cancelled)
         if pending:
             try:
                 client = self.client
@@ -383,14 +316,7 @@ class ExecutorCore:
                 logger.warning("could not cancel waiting calls: %s", error)
             finally:
                 self._is_cancelling = False
-        self._arrived.put(None)
-
-    def _take_unsent(self) -> list[CallFuture[Any]]:
-        """Remove and return the calls that were not sent, except those that can begin at once."""
-        unsent = (self._queued_calls or [])[self._slots :]
-        if unsent and self._queued_calls is not None:
-            del self._queued_calls[self._slots :]
-        return [call[0] for call in unsent]
+        self.arrived.put(None)
 
     def _own_scope(self, pending: Sequence[CallFuture[Any]]) -> dict[str, Any]:
         """Return a scope with these calls. A given campaign may have tasks of other programs."""
@@ -410,7 +336,7 @@ class ExecutorCore:
             raise
 
     def interrupt(self) -> None:
-        """Cancel all calls, running ones too, and end within a few seconds.
+        """Cancel all calls, also running calls, and end within a few seconds.
 
         Stops the local cluster, or cancels the tasks at a shared broker. They run on if that broker
         does not answer.
@@ -426,8 +352,8 @@ class ExecutorCore:
             except TaskyardError as error:
                 logger.warning("could not cancel calls (%d): %s", len(pending), error)
         for future in pending:
-            self._settle(future, future.settle_cancelled)
-        self._arrived.put(None)
+            self.settle(future, None, CancelledError())
+        self.arrived.put(None)
         self._ended.wait(INTERRUPT_SECONDS)
 
     def on_interpreter_exit(self) -> None:
@@ -459,16 +385,16 @@ class ExecutorCore:
         try:
             self._connect()
             while not self._is_over():
-                arrived = self._arrived.get()
+                arrived = self.arrived.get()
                 if arrived is not None:
-                    self._settle_task(*arrived)
+                    self._settle_arrived(arrived)
                 del arrived  # a reference would keep the value until the next one arrives
         finally:
             self._close()
             self._ended.set()
 
     def _connect(self) -> None:
-        """Connect to the local broker, and send the queued calls."""
+        """Connect to the local broker."""
         try:
             if self._client is None and self._supervisor is not None:
                 self._client = InternalClient(
@@ -479,12 +405,7 @@ class ExecutorCore:
                 self._client.has_own_workers()
         except Exception as error:  # noqa: BLE001  # raised by the futures
             self._on_broken(str(error))
-        with self._lock:
-            early, self._queued_calls = self._queued_calls or [], None
-            if self._client is not None:
-                for call in early:
-                    self._send(self._client, *call)
-        self._is_connected.set()  # only now: queued calls are submitted before any request
+        self._is_connected.set()
 
     def _is_over(self) -> bool:
         with self._lock:
@@ -498,19 +419,20 @@ class ExecutorCore:
         if self._supervisor is not None:
             self._supervisor.stop()
 
-    def _settle_task(self, future: CallFuture[Any], task: AnyFuture[Any]) -> None:
+    def _settle_arrived(self, arrived: _Arrived) -> None:
         """Settle a call with the outcome of its task."""
-        if task.cancelled():
-            self._settle(future, future.settle_cancelled)
-        elif (error := task.exception()) is None:
-            self._settle(future, partial(future.settle, task.result()))
-        else:
-            self._settle(future, partial(future.settle, None, self._exception_of(error)))
+        future, value, error = arrived
+        value, error = future.decoded(value, error)
+        self.settle(future, value, None if error is None else self._exception_of(error))
 
-    def _settle(self, future: CallFuture[Any], settle: Callable[[], None]) -> None:
-        """Settle a future. It counts as pending until its callbacks have run."""
+    def settle(self, future: CallFuture[Any], value: object, error: BaseException | None) -> None:
+        """Settle a call, unless that is done. It counts as pending until its callbacks have run."""
+        with self._lock:
+            if future.is_claimed:
+                return
+            future.is_claimed = True
         try:
-            settle()
+            future.deliver(value, error)
         except BaseException:
             logger.exception("a callback of call %s raised", future.name)
         finally:
@@ -519,8 +441,8 @@ class ExecutorCore:
     def _drop(self, name: str) -> None:
         with self._lock:
             self._pending.pop(name, None)
-        if self._is_stopping:  # it may have been the last one
-            self._arrived.put(None)
+        if self._is_stopping:  # it may have been the last call
+            self.arrived.put(None)
 
     def _exception_of(self, error: BaseException) -> BaseException:
         """Return the exception of a call, as that of a pool's process."""
@@ -549,14 +471,14 @@ class ExecutorCore:
             pending = [*self._pending.values()]
         for future in pending:
             error = ExecutorBroken(f"call {future.name} is lost: {why}")
-            self._settle(future, partial(future.settle, None, error))
-        self._arrived.put(None)
+            self.settle(future, None, error)
+        self.arrived.put(None)
 
 
 def _was_interrupted() -> bool:
     """Return whether the program ends by an uncaught `KeyboardInterrupt`.
 
-    Python keeps the last exception that it printed. An interactive prompt continues after one.
+    Python keeps the last exception that it printed. An interactive prompt continues then.
     """
     return getattr(sys, "last_type", None) is KeyboardInterrupt and not hasattr(sys, "ps1")
 
@@ -595,7 +517,7 @@ class Executor(concurrent.futures.Executor):
     The processes are a broker's workers that allow pickled calls, or its own.
     """
 
-    def __init__(  # noqa: PLR0913  # those of the standard library, and named ones
+    def __init__(  # noqa: PLR0913  # as in the standard library
         self,
         broker: str | int | None = None,
         mp_context: BaseContext | None = None,
@@ -691,7 +613,7 @@ class Executor(concurrent.futures.Executor):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Wait for all calls. After Ctrl-C, cancel them, running ones too."""
+        """Wait for all calls. After Ctrl-C, cancel them, also if they run."""
         if kind is not None and issubclass(kind, KeyboardInterrupt):
             self._core.interrupt()
         else:
@@ -789,7 +711,7 @@ def _check_calls_max(max_tasks_per_child: int | None, mp_context: BaseContext) -
 
 
 def _check_context(mp_context: BaseContext | None) -> BaseContext:
-    """Return the context that resembles this executor's processes. Warn of one that does not."""
+    """Return the context that resembles this executor's processes. Warn of a `fork` context."""
     if mp_context is not None and mp_context.get_start_method() == "fork":
         warnings.warn(
             "mp_context 'fork': processes of a taskyard.Executor do not inherit the memory of this "

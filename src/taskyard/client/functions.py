@@ -71,7 +71,7 @@ _NOTHING: Final = nullcontext()
 
 
 class Marks(NamedTuple):
-    """The marks of one call, in place of those of its program."""
+    """The marks of one call, in place of the marks of its program."""
 
     #: Precedes the call's exception in the output.
     token: str
@@ -83,7 +83,7 @@ class CallKey(NamedTuple):
     """What identifies a call by its content, in every process."""
 
     name: str
-    #: Only those who know the call can compute it.
+    #: Only who knows the call can compute it.
     token: str
 
     def marks(self) -> Marks:
@@ -136,7 +136,7 @@ CALL_OPTIONS: Final = frozenset(
     }
 )
 
-#: The value of `key` for names by content. Another one is an argument of the function.
+#: The value of `key` for names by content. Any other value is an argument of the function.
 CONTENT: Final = "content"
 
 #: Options of calls that are named by their content.
@@ -154,7 +154,7 @@ _TRACEBACK_BEGIN: Final = "Traceback (most recent call last):\n"
 #: Characters of a function's name in the names of its tasks.
 _NAME_CHARACTERS_MAX: Final = 40
 
-#: Digits of the token of a named call, as many as those of a random one.
+#: Digits of the token of a named call, as many as in a random token.
 _TOKEN_DIGITS: Final = 32
 
 
@@ -170,7 +170,8 @@ class OutcomeDecoder(Struct, frozen=True):
     """Unpickles the outcomes of calls."""
 
     #: Precedes the exceptions of the calls in their output. Empty: it is unknown, as that of a task
-    #: of another client. Then exceptions are not unpickled, because other text could contain one.
+    #: of another client. Then exceptions are not unpickled, because other text could contain
+    #: an exception.
     token: str = ""
     #: Loads large values.
     values: CallValues | None = None
@@ -191,7 +192,7 @@ class OutcomeDecoder(Struct, frozen=True):
 
 
 def traceback_of(error: BaseException | None, output: str) -> str | None:
-    """Return the traceback of a failed task: that of its exception, or else the last printed one.
+    """Return the traceback of a failed task: that of its exception, or else the last printed.
 
     None if there is no error, or no traceback.
     """
@@ -310,8 +311,8 @@ class CallEncoder:
 def marks_of_named(body: bytes) -> Marks:
     """Return the marks of a call with a name of the user's.
 
-    The token is made of the call, so that the same call in a later run is the same task. Only those
-    who know the call can compute it.
+    The token is made of the call, so that the same call in a later run is the same task. Only who
+    knows the call can compute it.
     """
     return Marks(hashlib.sha256(b"token " + body).hexdigest()[:_TOKEN_DIGITS])
 
@@ -435,7 +436,7 @@ class ContentName(NamedTuple):
         return f"-{self.arguments}", f"{self.function}-{self.code}-{self.uses}-"
 
     def nearest(self, names: Sequence[str]) -> ContentName | None:
-        """Return the last call of the function before this one in a list, or the first after it."""
+        """Return the last call of the function before this call, or the first after it."""
         calls = [one for one in map(ContentName.of, names) if one is not None]
         calls = [one for one in calls if one.function == self.function]
         place = calls.index(self) if self in calls else len(calls)
@@ -660,7 +661,7 @@ class _Digester:
             ) from error
 
     def _module(self, module: ModuleType, names: set[str]) -> bytes:
-        """Return the hash of a module's members of these names. Of an installed one, its name."""
+        """Return the hash of variables of a module. An installed module counts by its name."""
         parts = [_text(module.__name__)]
         if _is_user_module(module) and id(module) not in self._open:
             self._open[id(module)] = len(self._open)

@@ -1,4 +1,4 @@
-"""Futures of tasks: real `concurrent.futures` ones, with the name of their task, to await too.
+"""Futures of tasks: real `concurrent.futures`, with the name of their task, to await too.
 
 A future is settled when its task is: with the result, with `TaskFailed` or `TaskBlocked`, or as
 cancelled. A retry does not reopen it: ask the client for a new future. Futures of an `AsyncClient`
@@ -236,7 +236,7 @@ class Future(AnyFuture[_T], OfClient[RunnerT]):
         campaign: bytes = b"",
         decoder: OutcomeDecoder | None = None,
     ) -> None:
-        # All that most futures ever have, so that Python makes no dict for one.
+        # All that most futures ever have, so that Python makes no dict for a future.
         self._state, self._result = _base.PENDING, None
         self._client = client
         self._campaign = campaign
@@ -354,7 +354,7 @@ class Future(AnyFuture[_T], OfClient[RunnerT]):
     if not TYPE_CHECKING:  # there they stay attributes of the base
 
         def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # one of three
-            """Make the condition and the lists when one of them is first used."""
+            """Make the condition and the lists at the first use."""
             if name not in _WAIT_ATTRIBUTES:
                 raise AttributeError(f"future: no attribute {name!r}", name=name, obj=self)
             with _Guard.lock:
@@ -421,7 +421,7 @@ class Future(AnyFuture[_T], OfClient[RunnerT]):
     def traceback(self, timeout: float | None = None) -> Steps[str | None]:
         """Wait for the end of the task. Return the traceback of its exception as text.
 
-        For a program, it is the last one that it printed. None if there is none.
+        For a program, it is the last traceback that it printed. None if there is none.
         """
         yield Settled(self, timeout)
         error = self.exception()
@@ -538,7 +538,7 @@ def futures_in(value: object) -> Iterator[Any]:
 def gathered(value: object, errors: Errors) -> Any:  # noqa: ANN401  # as the value
     """Return a collection with the results of settled futures in their places.
 
-    With `errors` "skip", leave out those that have none.
+    With `errors` "skip", leave out futures without a result.
     """
     if isinstance(value, AnyFuture):
         return _result(value, errors)
@@ -650,7 +650,7 @@ def as_completed(
 ) -> Iterator[Any] | AsyncIterator[Any]:
     """Yield futures as they are settled: by `for`, or by `async for` those of an `AsyncClient`.
 
-    With `with_results`, yield each with its result, and raise the exception of one that has none.
+    With `with_results`, yield each with its result, and raise the exception of a failed future.
     With `progress`, draw a bar on a terminal or in a notebook. Raises `TimeoutError` if they are
     not all settled in time.
     """
@@ -671,7 +671,7 @@ def _as_settled(futures: list[Future], timeout: float | None = None) -> Iterator
 
 
 def _completed(waiting: list[Future], timeout: float) -> Iterator[Future]:
-    """Yield futures as they are settled. Raises `TimeoutError` that says why one is not."""
+    """Yield futures as they are settled. Raises `TimeoutError` that says why a future is not."""
     left, ends = dict.fromkeys(waiting), time.monotonic() + timeout
     del waiting  # a settled future is not kept
     if timeout > WHY_SECONDS:
@@ -772,7 +772,7 @@ def wait(
             if _is_condition_met(settled, return_when):
                 break
     except TimeoutError:
-        pass  # return the settled ones
+        pass  # return the settled futures
     return concurrent.futures.wait(waiting, 0, return_when)
 
 

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from taskyard.client.exchanges import Page
-    from taskyard.client.functions import OutcomeDecoder
     from taskyard.core.model import Terms
     from taskyard.process.call_values import Restore
     from taskyard.wire.native.peer import LaneCursor
@@ -90,7 +89,7 @@ class InternalClient(Client):
         """Don't report that no worker is connected: this program starts and watches its own."""
         self._session.stalls.known_reasons.add(Reason.NO_WORKER.value)
 
-    def submit_encoded(  # noqa: PLR0913  # the last ones are named
+    def submit_encoded(  # noqa: PLR0913
         self,
         name: str,
         payload: bytes,
@@ -101,18 +100,15 @@ class InternalClient(Client):
         wait_for_unknown: bool = False,
         watch: bool = True,
         restore: Restore | None = None,
-        decoder: OutcomeDecoder | None = None,
-        attaches: bool = False,
     ) -> Future:
-        """Submit a task with an encoded payload. Its future returns the result as bytes.
+        """Submit a task with an encoded payload. The future returns the result as bytes.
 
-        With the `decoder` of a pickled call, it returns the value. Without `watch` it returns None
-        as soon as the broker has the task. Tasks that share one `terms` object take less room in
-        messages and in the journal. `restore` stores the large parts of a call again if the broker
-        lacks them. With `attaches`, a known task of this name is used, whatever its payload.
+        Without `watch` it returns None as soon as the broker has the task. Tasks that share one
+        `terms` object take less room in messages and in the journal. `restore` stores the large
+        parts of a call again if the broker lacks them.
         """
         encoded = encode_text(name)
-        future: Future = Future(self, encoded, b"", terms.campaign, decoder)
+        future: Future = Future(self, encoded, b"", terms.campaign)
         task = PendingTask(
             name=encoded,
             payload=payload,
@@ -122,7 +118,6 @@ class InternalClient(Client):
             unknown=UnknownPolicy.WAIT if wait_for_unknown else UnknownPolicy.REFUSE,
             future=future,
             watched=watch,
-            attaches=attaches,
             restore=restore,
         )
         self._session.submit(task)
@@ -150,7 +145,7 @@ class BrokerLink:
         self._connect, self._is_away = connect, is_away
         self._client: InternalClient | None = None
         self._is_live = False
-        #: One thread for all requests: a client without a broker has files of its thread.
+        #: A single thread for all requests: a client without a broker has files of its thread.
         self._thread = ThreadPoolExecutor(1, "broker")
         self._replies: dict[Hashable, tuple[float, asyncio.Future[Any]]] = {}
 
@@ -231,6 +226,6 @@ class BrokerLink:
 
 
 def _retrieve(task: asyncio.Future[Any]) -> None:
-    """Mark an error as seen: those who requested it may have given up."""
+    """Mark an error as seen: its callers may have given up."""
     if not task.cancelled():
         task.exception()

@@ -170,7 +170,7 @@ class ProgressBar:
         self._total = total
         self._screen = _screen() if drawn else None
         self._ended = self._failed = self._cancelled = 0
-        #: Tasks that can't run, because they depend on a failed one.
+        #: Tasks that can't run, because they depend on a failed task.
         self._behind = 0
         self._shown = 0.0
         self._rate = Rate()

@@ -46,7 +46,7 @@ GRACE_SECONDS: Final = 1.0
 #: Tasks in one page of a listing.
 PAGE_TASKS: Final = 1000
 
-#: Names in one request: the longest ones still fit a message.
+#: Names in one request: even long names fit a message.
 NAMES_PER_REQUEST: Final = 20_000
 
 #: Tasks of other campaigns that an error on an unknown name suggests.
@@ -89,7 +89,7 @@ class CampaignCounts(NamedTuple):
 
     @property
     def left(self) -> int:
-        """How many may still run. Those behind a failure count until the campaign is settled."""
+        """How many may still run. Tasks behind a failure count until the campaign is settled."""
         return 0 if self.is_settled else sum(self.by_state.values()) - self.ended
 
 
@@ -179,7 +179,7 @@ def explain(name: str, timeout: float | None = None) -> Exchange[dict[str, Any]]
 def _key_clause(
     campaign: str, key: functions.ContentName, deadline: Deadline | None
 ) -> Exchange[str]:
-    """Return a clause on the part of a task's key that differs from those of other tasks."""
+    """Return a clause on the part of a task's key that differs from the keys of other tasks."""
     scope = scope_of(campaign=campaign)
     for part in key.parts_to_compare():
         found, _ = yield from tasks_page(scope, part, deadline=deadline, count=_COMPARED_MAX)
@@ -495,8 +495,8 @@ def create(  # noqa: PLR0913  # the last ones are named
 ) -> Exchange[int]:
     """Submit a batch whole or not at all, and wait until the broker has it.
 
-    Its tasks also wait for all unsettled tasks of `after_campaigns`. With `check_only` the broker
-    checks the batch and accepts no task. With `restart` tasks that have ended start again, and
+    The tasks also wait for all unsettled tasks of `after_campaigns`. With `check_only` the broker
+    checks the batch and accepts no task. With `restart` tasks that have ended start again, and all
     others get their dependencies too. `environment` replaces that of this client, encoded. Returns
     how many of its tasks are new. Raises `Refused` with the names of the tasks at fault.
     """
@@ -564,7 +564,7 @@ def retry(
     timeout: float | None = None,
     **scope: Any,  # noqa: ANN401  # the keywords of `scope_of`
 ) -> Exchange[int]:
-    """Retry failed tasks, and delayed ones now: by names, or by campaign, service, lane, states.
+    """Retry failed tasks, and delayed tasks now: by names, or by campaign, service, lane, states.
 
     Returns how many. Raises `TimedOut`.
     """
@@ -616,7 +616,7 @@ def edit(  # noqa: PLR0913  # all but the first are named
 
     None keeps a value. A higher `priority` goes first. `time_limit` and `retry_delays` are in
     seconds, and `expires` is in seconds since the epoch. 0 removes a limit or an expiry. Returns
-    how many tasks were changed: leased and ended ones stay as they are. Raises `TimedOut`.
+    how many tasks were changed: leased and ended tasks stay as they are. Raises `TimedOut`.
     """
 
     def nanoseconds(seconds: float) -> int:

@@ -212,7 +212,7 @@ def result_bytes(name: str) -> Exchange[bytes]:
 
 
 def kept_result(name: str) -> Exchange[Result]:
-    """Return a task's result, or head and tail of a long one, which is read in parts.
+    """Return a task's result, or head and tail of a long result, which is read in parts.
 
     Raises `TaskFailed` if there is none.
     """
@@ -361,7 +361,7 @@ def poll_records(
     """Return records after `since`. If there are none, wait for some for `wait_ns` at most.
 
     Without `since` there are none, but a cursor, which holds though the broker restarts. A scope
-    selects records by campaign, service and lane. Its states and names are ignored. Raises
+    selects records by campaign, service and lane. States and names are ignored. Raises
     `Refused` if `since` is not a record of that broker's journal.
     """
     build = partial(

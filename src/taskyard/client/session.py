@@ -116,7 +116,7 @@ class Session:
         self.ended.set_result(None)
         if self._end is None:
             self._end = ClientClosed(
-                "client: made before this process was forked (make another one in this process)"
+                "client: made before this process was forked (make another client in this process)"
             )
 
     def value_access(self) -> ValueAccess:
@@ -306,7 +306,7 @@ class Session:
         """End a session whose thread was never started."""
         self._finish(ClientClosed("the client is closed"))
 
-    # One turn.
+    # A turn.
 
     def use(self, wire: PeerTransport) -> None:
         """Send and receive over this wire."""

@@ -274,7 +274,7 @@ class Submitter(Generic[_F]):
     ) -> dict[str, _F]:
         """Return futures of tasks that were submitted earlier, by their full names.
 
-        The decoder is for pickled calls, by default for those of other clients.
+        The decoder is for pickled calls, by default for calls of other clients.
         """
         decoder = decoder or self.calls.foreign_decoder
         made = {

@@ -57,7 +57,7 @@ class PendingTask(Struct, gc=False):
     name: bytes
     payload: bytes
     terms: Terms
-    #: None: by the lane template of its service.
+    #: None stands for the lane template of its service.
     lane: bytes | None
     after: tuple[bytes, ...]
     unknown: UnknownPolicy
@@ -66,7 +66,7 @@ class PendingTask(Struct, gc=False):
     watched: bool = True
     #: A known task of this name is used, whatever its payload.
     attaches: bool = False
-    #: Its size in a message. Set by the session.
+    #: The size in a message. Set by the session.
     message_bytes: int = 0
     #: Stores its large arguments again. It refers to the caller's objects, until the broker has the
     #: task. None: nothing is large.
@@ -113,7 +113,7 @@ _Tasks = dict[bytes, list["PendingTask"]]
 
 
 class ExistingTasks:
-    """Tasks whose states are requested, and those that start again. Called by the session."""
+    """Tasks whose states are requested, and tasks that start again. Called by the session."""
 
     #: Set by the session before the first turn.
     channel: Channel
@@ -174,7 +174,7 @@ class ExistingTasks:
                 cancelled[name] = some
             else:
                 unsettled[name] = some
-        # Before the watches: a watched task may wait for one that failed.
+        # Before the watches: a watched task may wait for a task that failed.
         self._start_again(failed, cancelled)
         self._watch(unsettled)
         if tasks and reply.count:  # results that did not fit the message
@@ -200,7 +200,7 @@ class ExistingTasks:
             self._watch(tasks)
 
     def _watch(self, tasks: _Tasks) -> None:
-        """Watch tasks. Those with several futures need several watches."""
+        """Watch tasks. A task with several futures needs several watches."""
         while tasks:
             self._watches.requested.append(
                 {name: some[0].future for name, some in tasks.items() if some}
@@ -222,9 +222,9 @@ class Upload(Struct, eq=False):
     """A batch whose bytes are being stored again."""
 
     batch: Batch
-    #: The tasks whose bytes the broker lacks. Others may wait for these.
+    #: The tasks whose bytes the broker lacks. Other tasks may wait for these.
     lacking: Sequence[PendingTask]
-    #: Why tasks have no bytes, by their places in `lacking`. None: it has not ended.
+    #: Why tasks have no bytes, by their indexes in `lacking`. None: it has not ended.
     errors: dict[int, Exception] | None = None
 
 
@@ -293,7 +293,7 @@ _BYTES_UNKNOWN: Final = Refusal.BYTES_UNKNOWN.value
 
 #: Programs that are run again meet this conflict.
 _SAME_CALL: Final = (
-    "A pickled call is another one in each program, also with equal arguments. The task of that "
+    "A pickled call differs in each program, also with equal arguments. The task of that "
     "name is client.future(NAME). With key='content' in place of a name, later runs share the task."
 )
 
@@ -361,7 +361,7 @@ class TaskBuffer:
             self._send_batch(batch)
 
     def take_futures(self) -> list[SettableFuture]:
-        """Drop all tasks. Return the futures of those that have one."""
+        """Drop all tasks. Return their futures."""
         futures = [
             task.future
             for tasks in (*(batch.tasks for batch in self._unacknowledged()), self.tasks)
@@ -469,7 +469,7 @@ class TaskBuffer:
             insort(self._refused, batch, key=attrgetter("before"))
 
     def _on_refused(self, batch: Batch, reply: Reply) -> None:
-        """Refuse the tasks at fault, or all if the reply names none. Queue the others again."""
+        """Refuse the tasks at fault, or all if the reply names none. Queue the remaining tasks."""
         tasks = batch.tasks
         faults = {one.index: one for one in reply.refused_tasks() if one.index < len(tasks)}
         if not faults:
@@ -493,7 +493,7 @@ class TaskBuffer:
             else:
                 _refuse(task, fault.reason, fault.code)
         again = Batch(batch.before, left)
-        if lacking:  # the others may wait for these
+        if lacking:  # all other tasks may wait for these
             self.uploads.start(again, lacking)
         else:
             self._requeue(again)
@@ -509,7 +509,7 @@ class TaskBuffer:
             self._requeue(batch)
 
     def _on_encoding_failed(self, batch: Batch, error: Exception) -> None:
-        """Refuse the tasks that can't be encoded, or all if each of them can. Queue the others."""
+        """Refuse the tasks that can't be encoded, or all if each can. Queue the remaining tasks."""
         errors = [_encoding_error(task) for task in batch.tasks]
         if not any(errors):
             errors = [error] * len(errors)
@@ -543,7 +543,7 @@ class TaskBuffer:
         self.rules_request = 0
 
     def _assign_lanes(self, tasks: list[PendingTask]) -> list[PendingTask]:
-        """Return the tasks with their lanes. Refuse those that their template does not fit."""
+        """Return the tasks with their lanes. Refuse tasks that do not fit their template."""
         fit: list[PendingTask] = []
         for task in tasks:
             if task.lane is not None:

@@ -34,7 +34,7 @@ _STATE_NAMES: Final = tuple(state.name.lower() for state in TaskState)
 
 
 class Filter(Struct, frozen=True):
-    """Selects tasks: those that match every given field."""
+    """Selects the tasks that match every given field."""
 
     campaign: str | None = None
     service: str | None = None
@@ -190,7 +190,7 @@ class TaskSearch:
         self._requests = 0
         #: The tasks that were found, in the filter's order.
         self.rows: list[View] = []
-        #: Where the next page begins. 0: this is the last one.
+        #: Where the next page begins. 0: this is the last page.
         self.next_place = 0
         #: Not all tasks were searched.
         self.is_partial = False
@@ -229,7 +229,7 @@ class TaskSearch:
         )
 
     def _sort(self) -> None:
-        """Keep the page of the sorted tasks. Those without a value come last."""
+        """Keep the page of the sorted tasks. Tasks without a value come last."""
         name, is_reversed = self._wanted.sort, self._wanted.reverse
         key = _key(name)
         known = [view for view in self.rows if key(view) is not None]

@@ -57,7 +57,7 @@ class ReplyTimeouts(NamedTuple):
 
     #: For its first answer.
     first_ns: int
-    #: For each later one. None: no limit.
+    #: For each later answer. None: no limit.
     next_ns: int | None
 
     @classmethod

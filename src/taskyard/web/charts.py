@@ -38,7 +38,7 @@ _NAME_CHARACTERS_MAX: Final = 120
 
 
 class Bar(Struct):
-    """One attempt."""
+    """An attempt on the timeline."""
 
     worker: str
     #: finished, failed, running, or other.
@@ -49,7 +49,7 @@ class Bar(Struct):
     task: str
     #: How it ended, or "running".
     outcome: str
-    #: Its place among the attempts that the worker ran at the same time.
+    #: The index among the attempts that the worker ran at the same time.
     line: int = 0
 
     @property
@@ -74,7 +74,7 @@ class Timeline(Struct):
 
 
 def timeline_of(view: View, begin_ns: int = 0, end_ns: int = 0) -> Timeline:
-    """Return the attempts of a range of time, or the latest ones if none is given."""
+    """Return the attempts of a range of time, or the latest attempts without a range."""
     now_ns = time.time_ns()
     attempts, leased = view.tasks.attempts, view.tasks.numbers["leased_ns"]
     begins = _begins(view)
@@ -183,7 +183,7 @@ def throughput_figure(
     The lines go on to `until_ns`, because nothing happened since the last event. Restarts of the
     broker and pauses since the first event are marked.
     """
-    times = [_iso(series.begin_ns + place * series.width_ns) for place in range(series.buckets)]
+    times = [_iso(series.begin_ns + index * series.width_ns) for index in range(series.buckets)]
     end_ns = series.begin_ns + series.buckets * series.width_ns
     ends = [end_ns, max(end_ns, until_ns)] if times else []
     times += [_iso(one) for one in ends]
@@ -237,7 +237,7 @@ def _marks(
     pauses = [one for one in pauses if 0 < begin_ns <= (one.end_ns or end_ns)]
     for pause in pauses:
         shapes += _span(max(pause.begin_ns, begin_ns), pause.end_ns or end_ns, "@purple")
-    # Older ones have no label, so that none covers another.
+    # Only the latest has a label, so that no label covers another.
     if restarts:
         labels.append(_label(restarts[-1].time_ns, 0.485, _restart_text(restarts[-1])))
     if pauses:
@@ -309,7 +309,7 @@ def durations_figure(bars: list[tuple[int, int]]) -> Figure:
 def histogram_figure(bounds: list[float], counts: list[int], title: str) -> Figure:
     """Show durations by bucket, without most of the empty buckets at both ends."""
     names = [*(f"≤ {formats.duration(round(bound * 1e9))}" for bound in bounds), "longer"]
-    filled = [place for place, count in enumerate(counts) if count]
+    filled = [index for index, count in enumerate(counts) if count]
     shown = slice(max(filled[0] - 2, 0), filled[-1] + 3) if filled else slice(0)
     bar = {"x": names[shown], "y": counts[shown], "type": "bar", "marker": {"color": "@blue"}}
     return {
@@ -335,7 +335,7 @@ _OUTCOMES: Final = {
 
 
 def timeline_figure(timeline: Timeline) -> Figure:
-    """Show what each worker did when: attempts by outcome, and those that run."""
+    """Show what each worker did when: attempts by outcome, and running attempts."""
     first_line: dict[str, int] = {}
     lines = 0
     for worker, count in timeline.workers.items():

@@ -39,7 +39,7 @@ NULL: Final = -1
 #: Columns of names. A null has the number 0, that of the empty name.
 CODED: Final = ("kind", "worker", "campaign", "service", "lane", "host", "reason")
 
-_PLACES: Final = {name: place for place, name in enumerate(TABLES["events"])}
+_INDEXES: Final = {name: index for index, name in enumerate(TABLES["events"])}
 
 _INT64_MAX: Final = (1 << 63) - 1
 
@@ -93,7 +93,7 @@ class NameList:
         return len(self.names)
 
     def number(self, name: bytes) -> int:
-        """Return the number of a name. A new name gets the next one."""
+        """Return the number of a name. A new name gets the next number."""
         return self._numbers[name]
 
     def numbers(self, names: Sequence[bytes | None]) -> Codes:
@@ -157,7 +157,7 @@ def columns_of(block: Block, catalog: Catalog) -> EventColumns:
 
 
 def _without_output(reasons: ColumnRuns, kinds: ColumnRuns, rows: int) -> ColumnRuns:
-    """Return the reasons without those of progress, which are the output of tasks."""
+    """Return the reasons without the reasons of progress, which are the output of tasks."""
     if reasons is None or kinds is None or b"progressed" not in kinds[0]:
         return reasons
     both = zip(expanded(kinds, rows), expanded(reasons, rows), strict=True)
@@ -165,7 +165,7 @@ def _without_output(reasons: ColumnRuns, kinds: ColumnRuns, rows: int) -> Column
 
 
 def _runs(columns: Sequence[ColumnRuns], name: str) -> ColumnRuns:
-    return columns[_PLACES[name]]
+    return columns[_INDEXES[name]]
 
 
 def _numbers(runs: ColumnRuns, rows: int, null: int) -> Ints:
@@ -206,14 +206,14 @@ def expanded(runs: ColumnRuns, rows: int) -> list[Any]:
     if len(values) == rows:
         return values
     found: list[Any] = []
-    place = 0
+    index = 0
     for count in counts:
         if count > 0:
-            found += [values[place]] * count
-            place += 1
+            found += [values[index]] * count
+            index += 1
         else:
-            found += values[place : place - count]
-            place -= count
+            found += values[index : index - count]
+            index -= count
     return found
 
 
@@ -232,7 +232,7 @@ _COLUMNS: Final = {
 
 
 class TaskEvent(Struct, frozen=True):
-    """One event of a task, with names instead of numbers."""
+    """An event of a task, with names instead of numbers."""
 
     kind: str
     time_ns: int
@@ -244,7 +244,7 @@ class TaskEvent(Struct, frozen=True):
 
 
 class EventLog:
-    """The events of all tasks, some numbers for each. Rows are those of the task table.
+    """The events of all tasks, some numbers for each. Rows are rows of the task table.
 
     Progress is left out, because a task may report it often.
     """
@@ -261,7 +261,7 @@ class EventLog:
         return len(self._columns["task"])
 
     def add(self, row: Ints, events: EventColumns) -> None:
-        """Add a block of events. Those without a task have the row -1 and are left out."""
+        """Add a block of events. Events without a task have the row -1 and are left out."""
         chosen = np.flatnonzero((row >= 0) & self._is_kept(events))
         columns: dict[str, Ints | Codes] = {"task": row, **events.codes, **events.numbers}
         for name, column in self._columns.items():
@@ -277,10 +277,10 @@ class EventLog:
     def of_task(self, row: int) -> list[TaskEvent]:
         """Return the latest events of a task, the oldest first."""
         found = np.flatnonzero(self._columns["task"].values == row)
-        return [self._event(place) for place in found[-EVENTS_MAX:].tolist()]
+        return [self._event(index) for index in found[-EVENTS_MAX:].tolist()]
 
-    def _event(self, place: int) -> TaskEvent:
-        number = {name: int(column.values[place]) for name, column in self._columns.items()}
+    def _event(self, index: int) -> TaskEvent:
+        number = {name: int(column.values[index]) for name, column in self._columns.items()}
         kind, worker, reason = (
             self._catalog[name].names[number[name]].decode(errors="backslashreplace")
             for name in ("kind", "worker", "reason")
@@ -319,18 +319,18 @@ class BrokerEvents:
     def add(self, events: EventColumns) -> None:
         """Add the events of a block that have no task."""
         kind = events.codes["kind"]
-        for place in np.flatnonzero(np.isin(kind, [*self._kinds])).tolist():
-            time_ns = int(events.numbers["time_ns"][place])
-            match self._kinds[int(kind[place])]:
+        for index in np.flatnonzero(np.isin(kind, [*self._kinds])).tolist():
+            time_ns = int(events.numbers["time_ns"][index])
+            match self._kinds[int(kind[index])]:
                 case b"paused":
-                    self._pause(self._subject(events, place), time_ns)
+                    self._pause(self._subject(events, index), time_ns)
                 case b"resumed":
-                    self._resume(self._subject(events, place), time_ns)
+                    self._resume(self._subject(events, index), time_ns)
                 case b"worker_joined":
-                    incarnation = int(events.numbers["incarnation"][place])
-                    self._join(self._name(events, "worker", place), incarnation, time_ns)
+                    incarnation = int(events.numbers["incarnation"][index])
+                    self._join(self._name(events, "worker", index), incarnation, time_ns)
                 case _:
-                    self._joined.pop(self._name(events, "worker", place), None)
+                    self._joined.pop(self._name(events, "worker", index), None)
 
     def joined_ns(self, worker: str) -> int:
         """Return when the process of a worker joined. 0: unknown."""
@@ -347,14 +347,14 @@ class BrokerEvents:
             pause.end_ns = time_ns
 
     def _join(self, worker: str, incarnation: int, time_ns: int) -> None:
-        """Note a process. One that only changes its facts has joined before."""
+        """Note a process. A process that only changes its facts has joined before."""
         if self._joined.get(worker, (None, 0))[0] != incarnation:
             self._joined[worker] = (incarnation, time_ns)
 
-    def _subject(self, events: EventColumns, place: int) -> str:
-        parts = (self._name(events, column, place) for column in ("service", "lane"))
+    def _subject(self, events: EventColumns, index: int) -> str:
+        parts = (self._name(events, column, index) for column in ("service", "lane"))
         return "/".join(part for part in parts if part)
 
-    def _name(self, events: EventColumns, column: str, place: int) -> str:
-        name: bytes = self._catalog[column].names[events.codes[column][place]]
+    def _name(self, events: EventColumns, column: str, index: int) -> str:
+        name: bytes = self._catalog[column].names[events.codes[column][index]]
         return name.decode(errors="backslashreplace")

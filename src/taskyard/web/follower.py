@@ -48,7 +48,7 @@ ROUND_SECONDS_MIN: Final = 1.0
 ROUND_SECONDS_MAX: Final = 10.0
 
 _STAT: Final = Path("/proc/stat")
-#: The places of the idle time in the first line: without work, and waiting for a disk.
+#: The fields of the idle time in the first line: without work, and waiting for a disk.
 _IDLE_FIELDS: Final = slice(4, 6)
 
 
@@ -180,7 +180,7 @@ class EventFeed:
         return reached < anchor.sequence and bool(schema.database_url(self._state))
 
     def _read_files(self, anchor: Head) -> Iterator[Batch]:
-        """Read the history files after the last row. They reach at least to the last trimmed one.
+        """Read the history files after the last row. They reach at least to the last trimmed row.
 
         Rows of files that were removed are skipped and counted.
         """
@@ -216,7 +216,7 @@ class EventFeed:
             raise
 
     def _archive(self, ledger: Ledger, anchor: Head) -> None:
-        """Drop the ended tasks that the broker has dropped too: those of trimmed rows."""
+        """Drop the ended tasks of trimmed rows, which the broker has dropped too."""
         if anchor.record > self._archived_record:
             ledger.archive(recovery.archivable(ledger, anchor.record))
             self._archived_record = anchor.record
@@ -250,14 +250,14 @@ def rows_after(block: Block, sequence: int) -> Block:
     if first is None:
         return block
     values, counts = first
-    skipped = place = 0
+    skipped = index = 0
     for count in counts:
         if count > 0:
-            skipped += count if values[place] <= sequence else 0
-            place += 1
+            skipped += count if values[index] <= sequence else 0
+            index += 1
         else:
-            skipped += sum(value <= sequence for value in values[place : place - count])
-            place -= count
+            skipped += sum(value <= sequence for value in values[index : index - count])
+            index -= count
     if not skipped:
         return block
     kept = [None if runs is None else _without_first(*runs, skipped) for runs in block.columns]
@@ -265,15 +265,15 @@ def rows_after(block: Block, sequence: int) -> Block:
 
 
 def _without_first(values: list[Any], counts: list[int], skipped: int) -> ColumnRuns:
-    place = 0
+    index = 0
     for number, count in enumerate(counts):
         size = abs(count)
         if skipped < size:
             if count > 0:
-                return values[place:], [count - skipped, *counts[number + 1 :]]
-            return values[place + skipped :], [count + skipped, *counts[number + 1 :]]
+                return values[index:], [count - skipped, *counts[number + 1 :]]
+            return values[index + skipped :], [count + skipped, *counts[number + 1 :]]
         skipped -= size
-        place += 1 if count > 0 else size
+        index += 1 if count > 0 else size
     return None
 
 

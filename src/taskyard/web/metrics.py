@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 #: The text format that every Prometheus reads.
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 
-#: Services and workers with series of their own. The others are summed up in one.
+#: Services and workers with series of their own. All others are summed up.
 SERVICES_MAX: Final = 200
 WORKERS_MAX: Final = 1000
 OTHER: Final = "(other)"
@@ -178,7 +178,7 @@ class _Families(Collector):
     def add_histogram(
         self, name: str, bounds: list[float], histogram: Mapping[str, Any], *labels: str
     ) -> None:
-        """Add a histogram. Its buckets become cumulative."""
+        """Add a histogram, with cumulative buckets."""
         total, buckets = 0, list[tuple[str, float]]()
         for bound, count in zip((*bounds, None), histogram["counts"], strict=True):
             total += count
@@ -224,12 +224,12 @@ def _add_workers(families: _Families, workers: Iterable[Mapping[str, Any]]) -> N
     totals, frees = dict[str, float](), dict[str, float]()
     #: By worker: slots, slots in use, and seconds since its last message.
     rows: dict[str, tuple[int, int, float]] = {}
-    for place, one in enumerate(workers):
+    for index, one in enumerate(workers):
         dialects[one["dialect"]] = dialects.get(one["dialect"], 0) + 1
         for name, amount in one["resources"].items():
             totals[name] = totals.get(name, 0) + amount
             frees[name] = frees.get(name, 0) + one["resources_free"].get(name, 0)
-        name = one["name"] if place < WORKERS_MAX else OTHER
+        name = one["name"] if index < WORKERS_MAX else OTHER
         slots, busy, age = rows.get(name, (0, 0, 0.0))
         age = max(age, one["last_seen_ago"])
         rows[name] = (slots + one["slots"], busy + one["slots_used"], age)
@@ -247,7 +247,7 @@ def _add_workers(families: _Families, workers: Iterable[Mapping[str, Any]]) -> N
 
 
 def _summed(services: Iterable[Mapping[str, Any]], named: Container[str]) -> Iterator[Any]:
-    """Return the counters of services. Those without a series of their own come last, together."""
+    """Yield the counters of services, and those of all others together at the end."""
     other: dict[str, Any] | None = None
     for one in services:
         if one["name"] in named:

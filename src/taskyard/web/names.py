@@ -31,10 +31,10 @@ _SEARCHES_MAX: Final = 8
 #: More hits than this are found faster by comparing the whole text, a byte of the part at a time.
 _HITS_MAX: Final = 100_000
 
-#: New names up to this share of all are merged into the order. More are sorted with the others.
+#: New names up to this share of all are merged into the order. More are sorted with all names.
 _MERGED_SHARE: Final = 0.01
 
-#: Different stems. Further ones share number 0: their names have no pattern.
+#: Different stems. Further stems share number 0: their names have no pattern.
 STEMS_MAX: Final = 4096
 
 #: Digits are replaced at once for a whole name. Their runs are shortened once for each result.
@@ -52,7 +52,7 @@ class TaskNames:
         self.names: list[bytes] = []
         self._rows = Numbering(self.names, none=-1)
         self._text = bytearray()
-        #: Where each name begins in the text, and the end of the last one.
+        #: Where each name begins in the text, and the end of the last name.
         self._begins = Growing(np.int64)
         self._begins.add(np.zeros(1, np.int64))
         self._searches: dict[bytes, Flags] = {}
@@ -129,12 +129,12 @@ class TaskNames:
         is_hit = np.zeros(len(text), bool)
         size = len(text) - len(part) + 1
         is_hit[:size] = text[:size] == part[0]
-        for place in range(1, len(part)):
-            is_hit[:size] &= text[place : place + size] == part[place]
+        for index in range(1, len(part)):
+            is_hit[:size] &= text[index : index + size] == part[index]
         return np.logical_or.reduceat(is_hit, begins - start)
 
     def _hits(self, part: bytes, start: int) -> list[int] | None:
-        """Return the places of a part in the text, or None if there are too many."""
+        """Return the offsets of a part in the text, or None if there are too many."""
         find, hits = self._text.find, []
         at = find(part, start)
         while at >= 0:
@@ -156,8 +156,8 @@ class TaskNames:
         elif new:
             ordered = self._order.tolist()
             added = sorted(new, key=names.__getitem__)
-            places = [bisect(ordered, names[row], key=names.__getitem__) for row in added]
-            self._order = np.insert(self._order, places, added)
+            indexes = [bisect(ordered, names[row], key=names.__getitem__) for row in added]
+            self._order = np.insert(self._order, indexes, added)
         return self._order
 
 

@@ -65,15 +65,15 @@ ANSWER_SECONDS_MAX: Final = 900.0
 
 #: A browser opens up to six. More than this many people don't look at one page.
 CONNECTIONS_MAX: Final = 512
-#: Connections take this part of the descriptors. The others are for files and the broker.
+#: Connections take this part of the descriptors. All others are for files and the broker.
 DESCRIPTORS_SHARE: Final = 2
-#: One address takes this part of the connections. A proxy is one address.
+#: An address takes at most this part of the connections. A proxy has a single address.
 ADDRESS_SHARE: Final = 2
 
-#: While those without a whole request are not more than this part, older ones are closed for them.
+#: While connections without a whole request are at most this part, older ones are closed for them.
 NEW_SHARE: Final = 4
 
-#: Connections that are accepted before others are closed for them. They need descriptors meanwhile.
+#: Connections that are accepted before older ones are closed. They need descriptors meanwhile.
 ACCEPTS_MAX: Final = 8
 #: Connections that the kernel completes before they are accepted. A probe must not be dropped.
 BACKLOG: Final = 2048
@@ -98,7 +98,7 @@ class LimitedConnection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.address = self.client[0] if self.client else ""
-        # The next part of an answer waits until the kernel has taken this one.
+        # The next part of an answer waits until the kernel has taken this part.
         transport.set_write_buffer_limits(0)
         self._part_timer: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle
@@ -137,12 +137,12 @@ class LimitedConnection(H11Protocol):
     def has_request(self) -> bool:
         """Return whether a whole request with a role has arrived that is not answered yet."""
         scope = cast("dict[str, Any] | None", self.scope)
-        if scope is None or "role" not in scope:  # quick, for many that never send one
+        if scope is None or "role" not in scope:  # quick, for many that never send a request
             return False
         return self.conn.their_state not in _UNREQUESTED or self.flow.write_paused
 
     def _follow_state(self) -> None:
-        """Start the time of the next request, or of the answer to a whole one."""
+        """Start the time of the next request, or of the answer to a whole request."""
         state, before = self.conn.their_state, self._state
         if state is before:
             return
@@ -173,7 +173,7 @@ class LimitedConnection(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         cycle = cast("RequestResponseCycle | None", self.cycle)
         if cycle is not None and not cycle.response_complete:
-            # Its app sends nothing more, and its next event is the end of the connection.
+            # The app sends nothing more, and its next event is the end of the connection.
             cycle.disconnected = True
             cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
@@ -202,7 +202,7 @@ class LimitedConnection(H11Protocol):
         self.transport.abort()
 
     def make_way(self) -> None:
-        """Close it at once, for a newer one."""
+        """Close it at once, for a newer connection."""
         _log(_crowded, self, "too many connections")
         self.connections.discard(self)
         self.transport.abort()
@@ -221,7 +221,7 @@ def connections_max() -> int:
 def _make_room(newest: LimitedConnection) -> None:
     """Close an older connection if there are too many of its address, or in all.
 
-    A peer that sends its request at once is served, however many others send none.
+    A peer that sends its request at once is served, however many peers send none.
     """
     # uvicorn names the types of all its protocols.
     every = cast("set[LimitedConnection]", newest.connections)

@@ -5,8 +5,8 @@ changes them. A million rows are filtered in a few milliseconds, because a filte
 whole columns. Events of a name that was submitted again replace what is known of the earlier
 generation.
 
-A block of events is applied at once. Its events are sorted by task, so that each has the event
-before it as its neighbour, and only the last value of a column is stored.
+A block of events is applied at once, sorted by task. So each event has the event before it as its
+neighbour, and only the last value of a column is stored.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _ENDS: Final = (b"finished", b"failed", b"aged", b"cancelled")
 
-#: Kinds with the reason of a failure or a delay. It is kept until the next one.
+#: Kinds with the reason of a failure or a delay. It is kept until the next reason.
 _REASONS: Final = (b"failed", b"aged", b"postponed", b"expired", b"returned")
 
 #: States by number, as in the column `state`.
@@ -56,9 +56,9 @@ _MEASURED: Final = ("run_ns", "cpu_ns", "memory_max_bytes", "exit_status", "sign
 class Steps(Struct):
     """The events of a block that move tasks, sorted by task, each with what was before it."""
 
-    #: Rows of the tasks, the places of the events in the block, and the kinds' numbers.
+    #: Rows of the tasks, the indexes of the events in the block, and the kinds' numbers.
     row: Ints
-    place: Ints
+    index: Ints
     kind: Codes
     time_ns: Ints
     #: The state before and after. `NO_STATE` before the first submission of a name.
@@ -95,7 +95,7 @@ class TaskTable:
         return found
 
     def apply(self, events: EventColumns) -> Steps:
-        """Apply a block of events. Returns those that moved tasks."""
+        """Apply a block of events. Return the events that moved tasks."""
         row = self.rows_of(events.task)
         self.log.add(row, events)
         order = np.argsort(row, kind="stable")
@@ -112,7 +112,7 @@ class TaskTable:
     def set_states(self, names: Sequence[bytes], states: Sequence[int]) -> None:
         """Store the states of tasks as the scheduler has them.
 
-        Events don't tell a task that waits for others from one that waits for its due time.
+        Events don't tell a task that waits for tasks from a task that waits for its due time.
         """
         if names:
             self.state[self.rows_of(names)] = states
@@ -122,13 +122,13 @@ class TaskTable:
         found: Codes = np.where(kind < len(self._state_of), self._state_of[known], NO_STATE)
         return found
 
-    def _steps(self, events: EventColumns, place: Ints, row: Ints) -> Steps:
-        kind = events.codes["kind"][place]
+    def _steps(self, events: EventColumns, index: Ints, row: Ints) -> Steps:
+        kind = events.codes["kind"][index]
         state = self._state_of_kinds(kind)
         last = self._event_state[row]
         same = row[1:] == row[:-1]
         last[1:] = np.where(same, state[:-1], last[1:])
-        return Steps(row, place, kind, events.numbers["time_ns"][place], last, state)
+        return Steps(row, index, kind, events.numbers["time_ns"][index], last, state)
 
     def _of_newest_generation(self, steps: Steps) -> Steps:
         """Drop the steps of generations that were replaced in the same block."""
@@ -137,20 +137,20 @@ class TaskTable:
         if is_first[submissions].all():
             return steps
         begins = np.flatnonzero(is_first)
-        place = np.zeros(len(steps.row), np.int64)
-        place[submissions] = submissions
-        newest = np.maximum.reduceat(place, begins)
-        counts = np.diff(np.append(begins, len(place)))
-        kept = np.arange(len(place)) >= np.repeat(newest, counts)
+        index = np.zeros(len(steps.row), np.int64)
+        index[submissions] = submissions
+        newest = np.maximum.reduceat(index, begins)
+        counts = np.diff(np.append(begins, len(index)))
+        kept = np.arange(len(index)) >= np.repeat(newest, counts)
         return Steps(*(getattr(steps, name)[kept] for name in Steps.__struct_fields__))
 
-    def _set_terms(self, events: EventColumns, place: Ints, row: Ints) -> None:
+    def _set_terms(self, events: EventColumns, index: Ints, row: Ints) -> None:
         """Store what each event says of its task: campaign, service, lane and priority."""
-        named = events.codes["service"][place] > 0
-        place, row = _last_of_each(place[named], row[named])
+        named = events.codes["service"][index] > 0
+        index, row = _last_of_each(index[named], row[named])
         for name in ("campaign", "service", "lane"):
-            self.codes[name][row] = events.codes[name][place]
-        self.numbers["priority"][row] = events.numbers["priority"][place]
+            self.codes[name][row] = events.codes[name][index]
+        self.numbers["priority"][row] = events.numbers["priority"][index]
 
     def _set_steps(self, events: EventColumns, steps: Steps) -> None:
         """Store what the steps change, the earliest kinds of a task's life first."""
@@ -164,7 +164,7 @@ class TaskTable:
         self._store(events, steps, self._is_kind(steps, _REASONS), ("reason",), ())
         self._store(events, steps, steps.kind == self._kind[b"postponed"], (), ("due_ns",))
         postponed = (steps.kind == self._kind[b"postponed"]) & (
-            events.numbers["own_fault"][steps.place] != 0
+            events.numbers["own_fault"][steps.index] != 0
         )
         failed = (steps.kind == self._kind[b"failed"]) | postponed
         np.add.at(self.numbers["failures"], steps.row[failed], 1)
@@ -175,17 +175,17 @@ class TaskTable:
         self.numbers["ended_ns"][steps.row[opened]] = 0
 
     def _submit(self, events: EventColumns, steps: Steps) -> None:
-        """Begin a generation: forget the earlier one of the same name."""
+        """Begin a generation: forget the earlier task of the same name."""
         is_submission = steps.kind == self._kind[b"submitted"]
-        place, row = _last_of_each(steps.place[is_submission], steps.row[is_submission])
+        index, row = _last_of_each(steps.index[is_submission], steps.row[is_submission])
         for name in ("worker", "reason", "host"):
             self.codes[name][row] = 0
         for name in _NUMBERS:
             if name != "priority":
                 self.numbers[name][row] = NULL if name in ("exit_status", "signal") else 0
-        self.numbers["submitted_ns"][row] = events.numbers["time_ns"][place]
-        self.numbers["submitted_record"][row] = events.numbers["record"][place]
-        self.numbers["due_ns"][row] = events.numbers["due_ns"][place]
+        self.numbers["submitted_ns"][row] = events.numbers["time_ns"][index]
+        self.numbers["submitted_record"][row] = events.numbers["record"][index]
+        self.numbers["due_ns"][row] = events.numbers["due_ns"][index]
 
     def _store(
         self,
@@ -195,20 +195,20 @@ class TaskTable:
         codes: Sequence[str],
         numbers: Sequence[str],
     ) -> None:
-        place, row = _last_of_each(steps.place[chosen], steps.row[chosen])
+        index, row = _last_of_each(steps.index[chosen], steps.row[chosen])
         for name in codes:
-            self.codes[name][row] = events.codes[name][place]
+            self.codes[name][row] = events.codes[name][index]
         for name in numbers:
-            self.numbers[name][row] = events.numbers[name][place]
+            self.numbers[name][row] = events.numbers[name][index]
 
     def _store_time(self, steps: Steps, chosen: Flags, name: str) -> None:
         time_ns, row = _last_of_each(steps.time_ns[chosen], steps.row[chosen])
         self.numbers[name][row] = time_ns
 
-    def _set_progress(self, events: EventColumns, place: Ints, row: Ints, kind: Codes) -> None:
+    def _set_progress(self, events: EventColumns, index: Ints, row: Ints, kind: Codes) -> None:
         progressed = kind == self._catalog["kind"].number(b"progressed")
-        place, row = _last_of_each(place[progressed], row[progressed])
-        self.numbers["percent"][row] = events.numbers["percent"][place]
+        index, row = _last_of_each(index[progressed], row[progressed])
+        self.numbers["percent"][row] = events.numbers["percent"][index]
 
     def _add_attempts(self, events: EventColumns, steps: Steps) -> None:
         """Add the attempts that ended. A lease is in the block, or in the table before it."""
@@ -219,18 +219,18 @@ class TaskTable:
         before = np.maximum(at - 1, 0)
         is_near = (at > 0) & (steps.row[before] == steps.row[at])
         row = steps.row[at]
-        near = steps.place[before]
+        near = steps.index[before]
         leased_ns = np.where(is_near, steps.time_ns[before], self.numbers["leased_ns"][row])
         worker = np.where(is_near, events.codes["worker"][near], self.codes["worker"][row])
-        place = steps.place[at]
-        order = np.argsort(place)  # as they ended
+        index = steps.index[at]
+        order = np.argsort(index)  # as they ended
         self.attempts.add(
             task=row[order],
             worker=worker[order],
             kind=steps.kind[at][order],
             leased_ns=leased_ns[order],
             ended_ns=steps.time_ns[at][order],
-            run_ns=events.numbers["run_ns"][place][order],
+            run_ns=events.numbers["run_ns"][index][order],
         )
 
     def _is_kind(self, steps: Steps, kinds: Sequence[bytes]) -> Flags:
@@ -456,6 +456,6 @@ class EdgeTable:
 
 
 def edge_names(block: Block) -> tuple[list[bytes], list[bytes]]:
-    """Return the names of tasks, and of those that they wait for."""
-    task, after = (expanded(block.columns[place], block.rows) for place in (_TASK, _AFTER))
+    """Return the names of tasks, and of the tasks that they wait for."""
+    task, after = (expanded(block.columns[index], block.rows) for index in (_TASK, _AFTER))
     return task, after

@@ -63,10 +63,10 @@ _CHANGE_ROWS_MAX: Final = 8192
 
 
 class TaskPage(Struct):
-    """One page of a list."""
+    """A page of a list."""
 
     rows: list[dict[str, Any]]
-    #: Tasks that match in total, and the place of the first one of this page.
+    #: Tasks that match in total, and the index of the first task of this page.
     total: int
     first: int
 
@@ -76,7 +76,7 @@ class FailureGroup(Struct):
 
     form: str
     count: int
-    #: The row of one of them.
+    #: The row of an example.
     example: dict[str, Any]
 
 
@@ -122,7 +122,7 @@ class View:
         steps = self.tasks.apply(events)
         self.series.add(steps)
         self.broker.add(events)
-        self.forms.numbers(events.codes["reason"][steps.place[steps.state == TaskState.FAILED]])
+        self.forms.numbers(events.codes["reason"][steps.index[steps.state == TaskState.FAILED]])
         self.version += 1
 
     def _add_edges(self, task: list[bytes], after: list[bytes]) -> None:
@@ -165,7 +165,7 @@ class View:
     def time_left_ns(self) -> int:
         """Return how long the open tasks take at the recent rate. 0 if it is unknown.
 
-        Tasks that wait for others count only while some task can run.
+        Tasks that wait for tasks count only while some task can run.
         """
         counts = self.counts()
         if not any(counts[name] for name in ("DELAYED", "READY", "LEASED")):
@@ -229,7 +229,7 @@ class View:
         end = min(first + count, len(rows))
         if end < len(rows):
             near = np.argpartition(keys, end - 1)[:end] if end else np.array([], np.int64)
-            # Of equal keys, any may be in the partition. Take the first ones, as in a full sort.
+            # Of equal keys, any may be in the partition. Take the first, as in a full sort.
             limit = keys[near].max() if end else 0
             near = np.flatnonzero(keys <= limit)
             rows, keys = rows[near], keys[near]
@@ -271,7 +271,7 @@ class View:
         return [] if row is None else self.tasks.log.of_task(row)
 
     def neighbours(self, name: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Return the tasks that a task waits for, and those that wait for it, some of each."""
+        """Return the tasks that a task waits for, and the tasks that wait for it, some of each."""
         row = self.tasks.row_of(name.encode())
         if row is None:
             return [], []
@@ -328,12 +328,12 @@ class View:
         run_ns = run_ns[run_ns > 0]
         if not len(run_ns):
             return []
-        places = np.floor(np.log10(run_ns) * BINS_PER_DECADE).astype(np.int64)
-        least = int(places.min())
-        counts = np.bincount(places - least)
+        indexes = np.floor(np.log10(run_ns) * BINS_PER_DECADE).astype(np.int64)
+        least = int(indexes.min())
+        counts = np.bincount(indexes - least)
         return [
-            (round(10 ** ((least + place) / BINS_PER_DECADE)), int(count))
-            for place, count in enumerate(counts)
+            (round(10 ** ((least + index) / BINS_PER_DECADE)), int(count))
+            for index, count in enumerate(counts)
         ]
 
     def failures(self, rows: Ints) -> list[FailureGroup]:

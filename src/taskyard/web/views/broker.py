@@ -211,7 +211,7 @@ def _action_route(shown: Site) -> BaseRoute:
         if action not in ("pause", "resume"):
             raise UserError(f"unknown action {action!r}")
         await shown.broker.act(lambda client: getattr(client, action)(service, lane))
-        done = f"{'paused' if action == 'pause' else 'resumed'} {site.place_name(service, lane)}"
+        done = f"{'paused' if action == 'pause' else 'resumed'} {site.subject_name(service, lane)}"
         return RedirectResponse(site.link("/lanes", done=done), HTTPStatus.SEE_OTHER)
 
     return Route("/lanes/actions", act, methods=["POST"])

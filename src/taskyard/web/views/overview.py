@@ -1,4 +1,4 @@
-"""The first view, and those of campaigns: counters, charts over time, failures, the graph."""
+"""The first view, and the views of campaigns: counters, charts over time, failures, the graph."""
 
 from __future__ import annotations
 

@@ -204,7 +204,7 @@ def number(request: Request, name: str, default: int = 0) -> int:
 
 
 def number_in(text: str, default: int) -> int:
-    """Return the number that a peer sent, or the default if it is none, or a long one."""
+    """Return the number that a peer sent, or the default if it is no number, or too long."""
     return int(text) if text.isdecimal() and len(text) <= _NUMBER_DIGITS_MAX else default
 
 
@@ -222,7 +222,7 @@ async def form(request: Request) -> dict[str, str]:
     return {**request.query_params, **sent}
 
 
-def place_name(service: str | None, lane: str | None) -> str:
+def subject_name(service: str | None, lane: str | None) -> str:
     """Return the words for a lane, a service, or everything."""
     where = "everything" if service is None else f"service {service}"
     return where if lane is None else f"lane {lane or '(open)'} of {where}"

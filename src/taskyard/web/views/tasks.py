@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class StoryLine(Struct, frozen=True):
-    """One sentence of a story."""
+    """A sentence of a story."""
 
     time_ns: int
     text: str
@@ -98,17 +98,17 @@ _TONES: Final = {"finished": "good", "failed": "bad", "aged": "bad", "expired": 
 def story_of(events: Sequence[TaskEvent], attempts: Sequence[Mapping[str, Any]]) -> list[StoryLine]:
     """Return the story of a task: a sentence for each event, the oldest first.
 
-    `attempts` are those of the task's document. They add hosts and run times.
+    `attempts` are from the task's document. They add hosts and run times.
     """
     by_number = {one["attempt"]: one for one in attempts}
     lines: list[StoryLine] = []
-    for place, event in enumerate(events):
-        last = events[place - 1] if place else None
+    for index, event in enumerate(events):
+        last = events[index - 1] if index else None
         if event.kind == "ready" and last is not None and last.time_ns == event.time_ns:
             if last.kind != "due":
                 lines[-1] = _joined(lines[-1], _READY.get(event.reason, "became ready"))
             continue
-        is_again = event.kind == "submitted" and place > 0
+        is_again = event.kind == "submitted" and index > 0
         lines.append(_line(event, by_number.get(event.attempt), is_again=is_again))
     return lines
 
@@ -166,14 +166,14 @@ def _ran(attempt: Mapping[str, Any]) -> str:
 #: Tasks on one page of the list.
 PAGE_TASKS: Final = 100
 
-#: Bytes of output in one event, and those that a page shows of a long output: its end.
+#: Bytes of output in an event, and bytes at the end of a long output that a page shows.
 _OUTPUT_BYTES_MAX: Final = 64 * 1024
 _OUTPUT_BYTES_SHOWN_MAX: Final = 512 * 1024
 
 #: The time between two questions for more output of a running task.
 _OUTPUT_SECONDS: Final = 1.0
 
-#: Tasks that an action by names takes: those of a filter that no scope describes.
+#: Tasks that an action by names takes, if no scope describes the filter.
 _NAMES_MAX: Final = 10_000
 
 _PRIORITY: Final = re.compile("-?[0-9]{1,7}")
@@ -252,7 +252,7 @@ class _Output(Struct):
     """The output that a browser asks for."""
 
     name: str
-    #: Empty: the one that has text.
+    #: Empty: the stream that has text.
     stream: str
     attempt: int | None
 
@@ -334,7 +334,7 @@ async def _pause(shown: Site, action: str, chosen: Filter) -> str:
     if action == "pause" and not count:
         raise UserError("pause: no task matches the filter")
     await shown.broker.act(lambda client: getattr(client, action)(chosen.service, chosen.lane))
-    where = site.place_name(chosen.service, chosen.lane)
+    where = site.subject_name(chosen.service, chosen.lane)
     return f"{_DONE[action]} {where} with {count:,} {'task' if count == 1 else 'tasks'}"
 
 
