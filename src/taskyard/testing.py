@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 #: Runs a task of a service: takes the payload, returns the result.
 Handler = Callable[[bytes], bytes]
 
-#: Handlers by service. None: run the task as a worker would.
+#: Handlers by service. None stands for running the task as a worker would.
 Handlers = Mapping[str, Handler | None] | None
 
 _SERVICES: Final = (payloads.EXEC, payloads.CALL, pickled.PICKLE)

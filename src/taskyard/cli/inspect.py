@@ -262,7 +262,7 @@ def _place_lines(cli_context: CliContext, broker: ReadOnlyClient) -> list[str]:
     endpoint = broker_location(cli_context).broker
     if endpoint is None or not has_places(endpoint):
         return []
-    return [f"answered by {getattr(broker, 'place', '')}"]
+    return [f"answered by {getattr(broker, 'address', '')}"]
 
 
 def _page_address(cli_context: CliContext) -> str | None:

@@ -1,9 +1,10 @@
-"""Both clients: submit tasks, wait for them, inspect them, change them.
+"""Both clients and their campaigns: submit tasks, wait for them, inspect them, change them.
 
 `ClientBase` is the table of their methods. The method of a `Client` blocks and that of an
 `AsyncClient` is awaited, and both have one signature and one docstring. Several threads may use one
 `Client`. An `AsyncClient` and its futures belong to the loop in which it was made: nothing blocks
-that, and a timeout or a cancelled asyncio task ends the waiting, not the Taskyard task.
+that, and a timeout or a cancelled asyncio task ends the waiting, not the Taskyard task. A campaign
+holds only its name and asks its client for everything, so it includes tasks that others submit.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from concurrent.futures import FIRST_EXCEPTION, wait
 from concurrent.futures import Future as AnyFuture
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, Self, cast, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, overload
 
 from taskyard.client import discovery, functions, requests
 from taskyard.client import futures as task_futures
@@ -188,16 +189,14 @@ class ClientBase(Generic[RunnerT]):
         self._timeout = connect_timeout if timeout is None else timeout
         self._session = Session(
             endpoint,
-            ReplyTimeouts.of(timeout, connect_timeout, has_places=has_places(endpoint)),
+            ReplyTimeouts.of(timeout, connect_timeout, is_pair=has_places(endpoint)),
             blocking=bridge is None,
             key=discovery.key_for(endpoint, key),
             on_turn=None if bridge is None else bridge.wake,
             report=report,
             environment=submitter_environment(endpoint, env),
         )
-        self._submitter: Submitter[Future[Any, RunnerT]] = Submitter(
-            self._session, partial(cast("Any", Future), self)
-        )
+        self._submitter: Submitter[RunnerT] = Submitter(self)
         self._session.start()
         self._begin()
 
@@ -205,7 +204,7 @@ class ClientBase(Generic[RunnerT]):
         """Do what has to follow the start of the session."""
 
     def _loop_bridge(self) -> LoopBridge | None:
-        """Return what passes outcomes to a loop. None: the session's thread settles futures."""
+        """Return what passes outcomes to a loop. Else the session's thread settles futures."""
         return None
 
     @property

@@ -100,14 +100,14 @@ def invited_endpoints(settings: Settings) -> tuple[str, ...]:
 
 def configured_invitation(settings: Settings) -> Invitation | None:
     """Return the invitation of the settings or the environment. Raises `UserError`."""
-    place = settings.broker.invite
-    if place is None:
+    invite = settings.broker.invite
+    if invite is None:
         return None
     from taskyard.net import invitations  # noqa: PLC0415  # as in `key_for`
 
-    if isinstance(place, Path):
-        return invitations.read(str(place))
-    return invitations.read_line(settings.all["broker.invite"].origin.place, place.reveal())
+    if isinstance(invite, Path):
+        return invitations.read(str(invite))
+    return invitations.read_line(settings.all["broker.invite"].origin.place, invite.reveal())
 
 
 def peer_endpoints(broker: Brokers) -> tuple[str, ...]:
@@ -179,7 +179,7 @@ def key_for(
 
 
 def configured_key_file(settings: Settings) -> Path | None:
-    """Return the key file of the settings. It may be an invitation's. None: there is no file."""
+    """Return the key file of the settings, if there is one. It may be an invitation's."""
     key, invite = settings.broker.key, settings.broker.invite
     if settings.source("broker.invite") > settings.source("broker.key"):
         return invite if isinstance(invite, Path) else None
@@ -239,14 +239,14 @@ def is_refused(endpoint: str) -> bool:
     """
     if endpoints.has_places(endpoint):
         return False
-    place = endpoints.parse_peer(endpoint)
+    address = endpoints.parse_peer(endpoint)
     try:
-        if isinstance(place, endpoints.Tcp):
-            socket.create_connection((place.host, place.port), PROBE_SECONDS).close()
+        if isinstance(address, endpoints.Tcp):
+            socket.create_connection((address.host, address.port), PROBE_SECONDS).close()
         else:
             with socket.socket(socket.AF_UNIX) as probe:
                 probe.settimeout(PROBE_SECONDS)
-                probe.connect(place.path)
+                probe.connect(address.path)
     except (ConnectionRefusedError, FileNotFoundError):
         return True
     except OSError:

@@ -134,7 +134,7 @@ class Query(NamedTuple):
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds until the caller stops waiting. None: no limit."""
+        """Seconds until the caller stops waiting. None if there is no limit."""
         return None if self.deadline is None else self.deadline.seconds_left + self.grace_seconds
 
     def timed_out(self) -> TimedOut:
@@ -190,7 +190,8 @@ Exchange = Generator[Query, Reply, _T]
 #: An exchange with further steps.
 Steps = Generator[Any, Any, _T]
 
-#: Returns a page of a listing, and the cursor of the next page. None: the first page, or the last.
+#: Returns a page of a listing, and the cursor of the next page. None asks for the first
+#: page, and comes with the last.
 Page = Callable[[_Cursor | None], Steps[tuple[list[_T], _Cursor | None]]]
 
 

@@ -1,7 +1,9 @@
 """The executor: `concurrent.futures.Executor` over a broker, for any function that can be pickled.
 
-Owns the standard interface. Without a broker it starts a local cluster: a broker and workers that
-end with it.
+Owns the standard interface, the thread that settles its calls, and the local cluster of an executor
+without a broker: a broker and workers that end with it. A callback may use the executor, because
+the thread is no session's. A leased task counts as running: it can't be cancelled. Results are
+unpickled, so the broker and its workers have to be trusted.
 """
 
 from __future__ import annotations
@@ -189,7 +191,7 @@ class ExecutorCore:
         self._is_cancelling = False
         self._broken = ""
         self._pending: dict[str, CallFuture[Any]] = {}
-        #: Calls whose tasks are settled, with their outcomes. None: the end may have come.
+        #: Calls whose tasks are settled, with their outcomes. None wakes the thread.
         self.arrived: SimpleQueue[_Arrived | None] = SimpleQueue()
         self._ended = threading.Event()
         self._settler = threading.Thread(

@@ -1,8 +1,12 @@
-"""Calls of function objects: how they are encoded, and what their tasks' outcomes mean.
+"""Calls of function objects: their encoding, the meaning of outcomes, and names by content.
 
 Owns the pickling of a client's calls, and the unpickling of values and exceptions. That runs code
-of the sender, so it happens when a caller asks for a result, in the caller's thread. Imports no
-client and no futures.
+of the sender, so it happens when a caller asks for a result, in the caller's thread.
+
+A name by content is a hash of a function's code, of all that it uses, and of its arguments. The
+code is its bytecode, without comments and line numbers. Code of installed packages counts by its
+name. Equal calls have equal names in every process with the same version of Python, so a later run
+of a program finds the tasks of an earlier run. Imports no client and no futures.
 """
 
 from __future__ import annotations
@@ -54,15 +58,16 @@ class EncodedCall(Struct, frozen=True):
     payload: bytes
     #: The tasks whose results it needs.
     results: Sequence[str] = ()
-    #: Stores its large parts again. None: it has none.
+    #: Stores its large parts again, if it has any.
     restore: Restore | None = None
-    #: Unpickles its outcome. None: that is no pickle.
+    #: Unpickles its outcome, if that is a pickle.
     decoder: OutcomeDecoder | None = None
     #: A known task of its name is used.
     attaches: bool = False
 
 
-#: Directories of the standard library and of installed packages. A worker has its own.
+#: Directories of the standard library and of installed packages. A worker has its own. Code in them
+#: changes with a version of its package alone.
 _INSTALL_DIRECTORIES: Final = tuple(
     sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
@@ -107,11 +112,11 @@ def encode_initializer(initializer: Callable[..., Any], args: Sequence[Any]) -> 
     return Initializer(call, key if pickled.refers_to_main(call) else "")
 
 
-def _is_user_directory(place: str) -> bool:
+def _is_user_directory(path: str) -> bool:
     """Return whether a directory is neither the standard library nor installed packages."""
-    if place.startswith(_INSTALL_DIRECTORIES):
+    if path.startswith(_INSTALL_DIRECTORIES):
         return False
-    return not (place.startswith(sys.base_prefix) and place.endswith(".zip"))
+    return not (path.startswith(sys.base_prefix) and path.endswith(".zip"))
 
 
 _T = TypeVar("_T")
@@ -398,11 +403,6 @@ _NAME: Final = re.compile(r"(.+)-([0-9a-f]{10})-([0-9a-f]{10})-([0-9a-f]{20})")
 #: Characters of a campaign that is named after a function.
 _CAMPAIGN_CHARACTERS_MAX: Final = 80
 
-#: Code below these directories changes with a version of its package alone.
-_INSTALLED: Final = tuple(
-    sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")
-)
-
 #: Types whose values `marshal` encodes in one way only, without references.
 _PLAIN: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
 _MARSHAL_VERSION: Final = 0
@@ -439,8 +439,8 @@ class ContentName(NamedTuple):
         """Return the last call of the function before this call, or the first after it."""
         calls = [one for one in map(ContentName.of, names) if one is not None]
         calls = [one for one in calls if one.function == self.function]
-        place = calls.index(self) if self in calls else len(calls)
-        others = [*reversed(calls[:place]), *calls[place + 1 :]]
+        index = calls.index(self) if self in calls else len(calls)
+        others = [*reversed(calls[:index]), *calls[index + 1 :]]
         return others[0] if others else None
 
     def difference(self, other: ContentName) -> str:
@@ -505,7 +505,7 @@ class ContentKeys:
             else:
                 bound.apply_defaults()
                 return bound.arguments.items()
-        return [*((str(place), one) for place, one in enumerate(args)), *kwargs.items()]
+        return [*((str(index), one) for index, one in enumerate(args)), *kwargs.items()]
 
 
 def key_of_calls(calls: Sequence[tuple[Any, ...]]) -> CallKey:
@@ -754,7 +754,7 @@ def _is_user_module(module: ModuleType) -> bool:
         return False
     file: str | None = getattr(module, "__file__", None)
     if file is not None:
-        return not file.startswith(_INSTALLED)
+        return not file.startswith(_INSTALL_DIRECTORIES)
     spec = getattr(module, "__spec__", None)  # none of `__main__` or of a module that code made
     return spec is None or spec.origin not in ("built-in", "frozen")
 

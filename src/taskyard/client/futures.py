@@ -2,7 +2,8 @@
 
 A future is settled when its task is: with the result, with `TaskFailed` or `TaskBlocked`, or as
 cancelled. A retry does not reopen it: ask the client for a new future. Futures of an `AsyncClient`
-are settled in its loop, and their methods that ask the broker are awaited. Imports no client.
+are settled in its loop, and their methods that ask the broker are awaited. Also here: many futures
+at once, by `as_completed`, `wait` and `gather`. Imports no client.
 """
 
 from __future__ import annotations
@@ -277,7 +278,7 @@ class Future(AnyFuture[_T], OfClient[RunnerT]):
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
-        """The loop of its client. None: that is no `AsyncClient`."""
+        """The loop of its client, if that is an `AsyncClient`."""
         bridge = self._client._bridge  # noqa: SLF001  # a future is a part of its client
         return None if bridge is None else bridge.loop
 
@@ -536,7 +537,7 @@ def futures_in(value: object) -> Iterator[Any]:
 
 
 def gathered(value: object, errors: Errors) -> Any:  # noqa: ANN401  # as the value
-    """Return a collection with the results of settled futures in their places.
+    """Return a collection with the results of settled futures in place of the futures.
 
     With `errors` "skip", leave out futures without a result.
     """

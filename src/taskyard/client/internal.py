@@ -1,6 +1,7 @@
 """A client for Taskyard's own programs: commands, the page, the terminal view, Spark and joblib.
 
-It has their requests beside the methods of `Client`. It is no public interface.
+`InternalClient` has their requests beside the methods of `Client`. `BrokerLink` shares one between
+the viewers of the page or of `taskyard top`. It is no public interface.
 """
 
 from __future__ import annotations
@@ -62,9 +63,9 @@ class InternalClient(Client):
         return self._timeout
 
     @property
-    def place(self) -> str:
-        """Where the broker is: one of the places in its endpoint. Empty: it is not connected."""
-        return self._session.outage.place()
+    def address(self) -> str:
+        """The address of the broker, of those in its endpoint. Empty: it is not connected."""
+        return self._session.outage.address()
 
     @property
     def unanswered_since(self) -> datetime | None:
@@ -138,7 +139,13 @@ class Connector(Protocol):
 
 
 class BrokerLink:
-    """Shares one client between all viewers."""
+    """Shares one client between all viewers of the broker.
+
+    Everything is requested on a click, or once a second for all viewers together. Requests run in a
+    thread, one after the other, because the client blocks. Equal requests within a second share one
+    reply. If no broker runs, the last state is read from the state directory. A broker that starts
+    later is used from then on.
+    """
 
     def __init__(self, connect: Connector, is_away: Callable[[], bool] = lambda: False) -> None:
         """Connect at the first request. `is_away` is quick: whether the broker surely has ended."""

@@ -1,8 +1,9 @@
-"""Requests that look: at tasks, lanes, workers and counts, and waiting for them.
+"""Requests on tasks, lanes, workers and the broker: to look, to wait, to submit and to change.
 
 Each function returns an exchange: the request, and how its reply becomes a value. `Client` and
-`AsyncClient` have most of them as methods, with these docstrings. Requests that change something
-are in `commands`. A call without a timeout waits for a broker's restart, however long it takes.
+`AsyncClient` have most of them as methods, with these docstrings. `results` has the requests for
+results, output and records. A call without a timeout waits for a broker's restart, however long it
+takes.
 """
 
 from __future__ import annotations
@@ -121,6 +122,29 @@ def status(
     `awaited` has the tasks that the caller polls for. The client warns if they can't run.
     """
     return dict((yield from _document(peer.STATS, timeout=timeout, awaited=awaited)))
+
+
+def problems_of(stats: dict[str, Any]) -> Iterator[str]:
+    """Yield a line for each problem that a status shows. For `taskyard status` and the page."""
+    if not stats["accepting"]:
+        yield "the broker accepts no tasks: the disk is nearly full"
+    lag: float = stats["compaction_lag"]
+    if lag * 100 >= LAG_SLOW_PERCENT:
+        effect = "refused" if lag * 100 >= LAG_REFUSE_PERCENT else "slowed"
+        yield (
+            f"journal: compaction lags behind ({lag:.0%} of its threshold), "
+            f"submissions are {effect}"
+        )
+    if number := stats["refused"]:
+        last = stats["refused_last"]
+        tasks = "1 task" if number == 1 else f"{number:,} tasks"
+        yield (
+            f"{tasks} of plain dwork peers refused since the broker started, "
+            f"latest: {', '.join(last['names'])} ({last['text']})"
+        )
+    outbox: dict[str, int] = (stats["health"] or {}).get("outbox") or {}
+    if parts := [f"{count:,} {state}" for state, count in outbox.items() if count]:
+        yield f"outbox: {', '.join(parts)} (see `taskyard store init --outbox`)"
 
 
 def first_answer() -> Exchange[None]:
@@ -693,38 +717,3 @@ def resume(service: str | None = None, lane: str | None = None) -> Exchange[None
     """
     scope = scope_of(service=service, lane=lane)
     yield from checked_reply(Query(partial(peer.command, kind=peer.RESUME, scope=scope)))
-
-
-def problems_of(stats: dict[str, Any]) -> Iterator[str]:
-    """Yield a line for each problem of the broker."""
-    if not stats["accepting"]:
-        yield "the broker accepts no tasks: the disk is nearly full"
-    if lag := _lag_line(stats["compaction_lag"]):
-        yield lag
-    if stats["refused"]:
-        yield _refused_line(stats["refused"], stats["refused_last"])
-    if outbox := _outbox_line((stats["health"] or {}).get("outbox") or {}):
-        yield outbox
-
-
-def _lag_line(lag: float) -> str:
-    """Return a warning if compaction lags behind, else ""."""
-    if lag * 100 < LAG_SLOW_PERCENT:
-        return ""
-    effect = "refused" if lag * 100 >= LAG_REFUSE_PERCENT else "slowed"
-    return f"journal: compaction lags behind ({lag:.0%} of its threshold), submissions are {effect}"
-
-
-def _refused_line(number: int, last: dict[str, Any]) -> str:
-    names = ", ".join(last["names"])
-    tasks = "1 task" if number == 1 else f"{number:,} tasks"
-    return (
-        f"{tasks} of plain dwork peers refused since the broker started, "
-        f"latest: {names} ({last['text']})"
-    )
-
-
-def _outbox_line(outbox: dict[str, int]) -> str:
-    """Return how many tasks of the outbox are new or refused, else ""."""
-    parts = [f"{count:,} {state}" for state, count in outbox.items() if count]
-    return f"outbox: {', '.join(parts)} (see `taskyard store init --outbox`)" if parts else ""

@@ -1,7 +1,8 @@
-"""Outcomes of settled tasks: the value of a future, or the exception that it raises.
+"""Results of tasks: requested, read in parts and decoded, with output and records.
 
-Owns the decoding of results and the errors for tasks without one. Does not import futures, clients
-or the session: all of them use it.
+Owns the value of a settled future, or the exception that it raises. Functions that return an
+exchange are as those in `requests`. A caller may read long bytes part by part, so that neither it
+nor the broker needs memory for the whole. Imports neither futures nor the session: both use it.
 """
 
 from __future__ import annotations
@@ -163,7 +164,7 @@ def _failure(name: str, state: TaskState, text: bytes) -> TaskFailed:
     return blocked
 
 
-#: What can be read in parts, by name. None: the result.
+#: What can be read in parts, by name. None stands for the result.
 _STREAMS: Final = {"stdout": Stream.STDOUT, "stderr": Stream.STDERR, "result": None}
 
 

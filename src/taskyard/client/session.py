@@ -101,7 +101,7 @@ class Session:
         self._awake = False
         self._stopping = False
         self._abandoned = False
-        #: Why the thread ended. None: it runs.
+        #: Why the thread ended. None while it runs.
         self._end: TaskyardError | None = None
         self._thread = threading.Thread(target=self._run, name="taskyard-client", daemon=True)
 
@@ -274,7 +274,7 @@ class Session:
 
     def _loop(self, wire: ZmqSocket) -> None:
         self.use(wire)
-        self.outage.place = lambda: wire.place
+        self.outage.address = lambda: wire.place
         poller = Poller()
         poller.add(wire)
         poller.add(self._waker.fileno())

@@ -1,7 +1,7 @@
-"""From the arguments of `submit` and `map` to tasks in the buffer, and their futures.
+"""From the arguments of `submit`, `map` and bundles to tasks in the buffer, and their futures.
 
-Checks and encodes tasks for `Client` and `AsyncClient`, which differ in the futures that they make.
-Does not send: the session decides when.
+Checks and encodes tasks for both clients. A bundle is one payload for many recipients, submitted in
+one message. Does not send: the session decides when.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias
 
 from msgspec import Struct
 
@@ -21,12 +21,12 @@ from taskyard.campaign.bundles import assign_lanes, expand_row
 from taskyard.campaign.task_spec import check_task, key_error_text, service_of
 from taskyard.campaign.values import InvalidValue
 from taskyard.client import functions, requests
+from taskyard.client.exchanges import RunnerT
 from taskyard.client.functions import (
     CallEncoder,
     ContentKeys,
     EncodedCall,
     Marks,
-    OutcomeDecoder,
     campaign_of,
 )
 from taskyard.client.futures import Future, SentByClient
@@ -45,11 +45,7 @@ if TYPE_CHECKING:
 
     from taskyard.campaign.task_spec import TaskSpec
     from taskyard.client.exchanges import Exchange
-    from taskyard.client.results import SettableFuture
-    from taskyard.client.session import Session
-
-_F = TypeVar("_F", bound="SettableFuture")
-
+    from taskyard.client.futures import FutureOwner
 
 #: What a task does: a function, 'module:function', an argv or bytes.
 Work: TypeAlias = "Callable[..., Any] | Sequence[str] | str | bytes"
@@ -64,13 +60,12 @@ _NAMES_PER_WATCH: Final = 1000
 _NONE: Final = (None, None)
 
 
-class Submitter(Generic[_F]):
+class Submitter(Generic[RunnerT]):
     """Passes tasks to a session."""
 
-    def __init__(self, session: Session, make_future: Callable[..., _F]) -> None:
-        """`make_future` takes the name, service, campaign and decoder of a task."""
-        self._session = session
-        self._make_future = make_future
+    def __init__(self, client: FutureOwner) -> None:
+        self._client = client
+        session = self._session = client._session  # noqa: SLF001  # it is a part of the client
         #: Random, so that generated names are unique.
         self._prefix = secrets.token_hex(5)
         self._count = count(1)
@@ -88,7 +83,7 @@ class Submitter(Generic[_F]):
         options: dict[str, Any],
         *,
         wait_for_unknown: bool = False,
-    ) -> _F:
+    ) -> Future[Any, RunnerT]:
         """Submit one task: an argv, a function with its arguments, or bytes."""
         keys = None
         if not callable(work):
@@ -118,7 +113,7 @@ class Submitter(Generic[_F]):
         arguments: Arguments,
         options: dict[str, Any],
         wait_for_unknown: bool = False,  # noqa: FBT001, FBT002  # by position, in loops of many tasks
-    ) -> _F:
+    ) -> Future[Any, RunnerT]:
         if arguments != _NONE or not isinstance(work, bytes):
             check_work_type(work, arguments)
         if not options and not wait_for_unknown:
@@ -135,7 +130,7 @@ class Submitter(Generic[_F]):
         call: EncodedCall | None = None,
         *,
         wait_for_unknown: bool,
-    ) -> _F:
+    ) -> Future[Any, RunnerT]:
         """Submit a task with options, given as a row of a file. That of a function has a `call`."""
         if "after" in raw:
             raw["after"] = after_names(raw["after"], campaign)
@@ -147,7 +142,7 @@ class Submitter(Generic[_F]):
         terms = submission.terms_of(0)
         decoder = None if call is None else call.decoder
         kind = terms.service if decoder is None else PICKLE  # of the result
-        future = self._make_future(submission.names[0], kind, terms.campaign, decoder)
+        future = Future(self._client, submission.names[0], kind, terms.campaign, decoder)
         lane = submission.lanes[0] if submission.lanes else None
         after = tuple(submission.after[0]) if submission.after else ()
         task = PendingTask(
@@ -172,7 +167,7 @@ class Submitter(Generic[_F]):
         name: str | None,
         encoded: EncodedCall,
         campaign: str,
-    ) -> _F:
+    ) -> Future[Any, RunnerT]:
         """Submit a task without options. Skips the checks of options, for loops of many tasks."""
         service, decoder = encoded.service, encoded.decoder
         priority = current_task.nested_priority(self._session.endpoint)
@@ -189,7 +184,7 @@ class Submitter(Generic[_F]):
         else:
             raise UserError("task name: must not be empty")
         kind = service if decoder is None else PICKLE  # of the result
-        future = self._make_future(task, kind, terms.campaign, decoder)
+        future = Future(self._client, task, kind, terms.campaign, decoder)
         refuse = UnknownPolicy.REFUSE
         after = tuple([encode_text(one) for one in encoded.results]) if encoded.results else ()
         pending = PendingTask(
@@ -218,7 +213,7 @@ class Submitter(Generic[_F]):
         *,
         wait_for_unknown: bool = False,
         keys: ContentKeys | None = None,
-    ) -> _F:
+    ) -> Future[Any, RunnerT]:
         """Submit a call of a function object, pickled. With keys, it is named by its content."""
         args, kwargs = arguments[0] or (), arguments[1] or {}
         marks_of: Callable[[bytes], Marks] | None = None
@@ -255,13 +250,13 @@ class Submitter(Generic[_F]):
         campaign: str,
         kwargs: Mapping[str, Any] | None,
         options: dict[str, Any],
-    ) -> Iterator[_F]:
+    ) -> Iterator[Future[Any, RunnerT]]:
         """Submit a call of a function per row of arguments, lazily, and yield the futures."""
         check_function(work)
         (_, named), options = split_arguments(
             work, (None, kwargs), options, taken_options(None, campaign)
         )
-        submit: Callable[..., _F] = self._submit_work
+        submit: Callable[..., Future[Any, RunnerT]] = self._submit_work
         if callable(work):
             campaign, keys = _take_keys(work, None, campaign, options)
             submit = partial(self._submit_function, keys=keys)
@@ -269,23 +264,13 @@ class Submitter(Generic[_F]):
         for row in rows:
             yield submit(work, None, campaign, (row, named), options)
 
-    def watch(
-        self, tasks: Mapping[str, TaskRef], decoder: OutcomeDecoder | None = None
-    ) -> dict[str, _F]:
-        """Return futures of tasks that were submitted earlier, by their full names.
-
-        The decoder is for pickled calls, by default for calls of other clients.
-        """
-        decoder = decoder or self.calls.foreign_decoder
-        made = {
-            full_name: self._make_future(
-                encode_text(one.name),
-                one.service,
-                encode_text(one.campaign),
-                decoder if one.service == PICKLE else None,
-            )
-            for full_name, one in tasks.items()
-        }
+    def watch(self, tasks: Mapping[str, TaskRef]) -> dict[str, Future[Any, RunnerT]]:
+        """Return futures of tasks that were submitted earlier, by their full names."""
+        made: dict[str, Future[Any, RunnerT]] = {}
+        for full_name, task in tasks.items():
+            decoder = self.calls.foreign_decoder if task.service == PICKLE else None
+            name, campaign = encode_text(task.name), encode_text(task.campaign)
+            made[full_name] = Future(self._client, name, task.service, campaign, decoder)
         names = list(made)
         for first in range(0, len(names), _NAMES_PER_WATCH):
             some = names[first : first + _NAMES_PER_WATCH]

@@ -1,10 +1,10 @@
 """The task buffer: tasks from `submit` until the broker has accepted or refused them.
 
-Owns batching, lanes by template, and refusals. Tasks that are submitted while two batches are in
-flight are gathered into the next one, so a loop of single calls becomes a few large messages. The
-broker refuses a batch as a whole and names the tasks at fault. The others are sent again without
-them. A refusal counts only when all earlier tasks are acknowledged: a dependency may still be in
-flight. Has no socket and no thread.
+Owns batching, lanes by template, refusals, and tasks that exist already. Tasks that are submitted
+while two batches are in flight are gathered into the next batch, so a loop of single calls becomes
+a few large messages. The broker refuses a batch as a whole and names the tasks at fault. The
+remaining tasks are sent again without them. A refusal counts only when all earlier tasks are
+acknowledged: a dependency may still be in flight. Has no socket and no thread.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class PendingTask(Struct, gc=False):
     #: The size in a message. Set by the session.
     message_bytes: int = 0
     #: Stores its large arguments again. It refers to the caller's objects, until the broker has the
-    #: task. None: nothing is large.
+    #: task. None if nothing is large.
     restore: Restore | None = None
     #: How often that was done.
     uploads: int = 0
@@ -85,15 +85,15 @@ class Batch(NamedTuple):
 
 def submission_of(tasks: list[PendingTask]) -> Submission:
     """Return tasks as columns. Shared terms are sent once."""
-    places: dict[int, int] = {}
+    indexes: dict[int, int] = {}
     terms: list[Terms] = []
     terms_at: list[int] = []
     for task in tasks:
-        place = places.get(id(task.terms))
-        if place is None:
-            place = places[id(task.terms)] = len(terms)
+        index = indexes.get(id(task.terms))
+        if index is None:
+            index = indexes[id(task.terms)] = len(terms)
             terms.append(task.terms)
-        terms_at.append(place)
+        terms_at.append(index)
     lanes, after = [*map(_LANE, tasks)], [*map(_AFTER, tasks)]
     return Submission(
         names=[*map(_NAME, tasks)],
@@ -224,7 +224,7 @@ class Upload(Struct, eq=False):
     batch: Batch
     #: The tasks whose bytes the broker lacks. Other tasks may wait for these.
     lacking: Sequence[PendingTask]
-    #: Why tasks have no bytes, by their indexes in `lacking`. None: it has not ended.
+    #: Why tasks have no bytes, by their indexes in `lacking`. None until it has ended.
     errors: dict[int, Exception] | None = None
 
 
@@ -262,12 +262,12 @@ class Uploads:
 
     def _store(self, upload: Upload) -> None:
         errors: dict[int, Exception] = {}
-        for place, task in enumerate(upload.lacking):
+        for index, task in enumerate(upload.lacking):
             try:
                 if task.restore is not None:
                     task.restore()
             except Exception as error:  # noqa: BLE001  # raised by the future of the task
-                errors[place] = error
+                errors[index] = error
         self._end(upload, errors)
 
     def _end(self, upload: Upload, errors: dict[int, Exception]) -> None:
@@ -586,16 +586,16 @@ def _without_repeats(tasks: list[tuple[int, PendingTask]]) -> list[Batch]:
     batches: list[Batch] = []
     for before, task in tasks:
         key = task.terms.campaign, task.name
-        place = seen.get(key, 0)
-        seen[key] = place + 1
-        if place == len(batches):
+        index = seen.get(key, 0)
+        seen[key] = index + 1
+        if index == len(batches):
             batches.append(Batch(before, []))
-        batches[place].tasks.append(task)
+        batches[index].tasks.append(task)
     return batches
 
 
 def _encoding_error(task: PendingTask) -> Exception | None:
-    """Return why a task can't be encoded. None: it can."""
+    """Return why a task can't be encoded, or None if it can."""
     try:
         peer.create(0, submission_of([task]))
     except Exception as error:  # noqa: BLE001  # raised by the future of the task

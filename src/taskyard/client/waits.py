@@ -1,9 +1,9 @@
-"""Stalls: why tasks that a client waits for can't run, before a user asks.
+"""What callers of a client wait for: open requests, a broker that is away, tasks that can't run.
 
-A session looks twice a second for the oldest task that its callers wait for. After two seconds it
-requests the reason from the broker, and later at growing intervals. A reason that ends only if a
-user acts is reported once. The reason is also a part of the `TimeoutError` of a future. Has no
-socket and no thread.
+Owns the queue of requests, how long they may wait, and the reports of outages and stalls. A session
+looks twice a second for the oldest task that its callers wait for. After two seconds it requests
+the reason from the broker, and later at growing intervals. A reason that ends only if a user acts
+is reported once, and is a part of the `TimeoutError` of a future. Has no socket and no thread.
 """
 
 from __future__ import annotations
@@ -57,19 +57,19 @@ class ReplyTimeouts(NamedTuple):
 
     #: For its first answer.
     first_ns: int
-    #: For each later answer. None: no limit.
+    #: For each later answer. None if there is no limit.
     next_ns: int | None
 
     @classmethod
     def of(
-        cls, timeout: float | None, connect_timeout: float, *, has_places: bool = False
+        cls, timeout: float | None, connect_timeout: float, *, is_pair: bool = False
     ) -> ReplyTimeouts:
         """Return the limits in seconds as nanoseconds. A `timeout` replaces both.
 
-        With `has_places`, the broker may be about to start at another place.
+        The standby of a pair may be about to take over.
         """
         if timeout is None:
-            more_ns = TAKEOVER_NS_MAX if has_places else 0
+            more_ns = TAKEOVER_NS_MAX if is_pair else 0
             return cls(int(connect_timeout * SECOND_NS) + more_ns, None)
         return cls(int(timeout * SECOND_NS), int(timeout * SECOND_NS))
 
@@ -161,8 +161,8 @@ class Outage:
         self._endpoint = endpoint
         self._end = "" if limit_ns is None else f", giving up after {limit_ns / SECOND_NS:g} s"
         self._report = report or logger.warning
-        #: The place of a broker that has several.
-        self.place: Callable[[], str] = lambda: endpoint
+        #: The address of a broker that has several.
+        self.address: Callable[[], str] = lambda: endpoint
         self._next_ns = REPORT_NS
         #: By the wall clock. None while the broker answers.
         self._last_reply_ns: int | None = None
@@ -192,7 +192,7 @@ class Outage:
         if silent_ns < REPORT_NS:
             if since_ns is not None:
                 self.reset()
-                at = "" if self.place() == self._endpoint else f" at {self.place()}"
+                at = "" if self.address() == self._endpoint else f" at {self.address()}"
                 self._send(f"answers again{at}, after {(wall_ns - since_ns) / SECOND_NS:.1f} s")
         elif silent_ns >= self._next_ns:
             self._next_ns = silent_ns + REPEAT_NS
@@ -378,7 +378,7 @@ class WaitingFuture(Protocol):
 
     @property
     def _stalls(self) -> Stalls | None:
-        """The waits of its client. None: it is not connected."""
+        """The waits of its client, if that is connected."""
 
 
 def request_why(futures: Iterable[WaitingFuture]) -> None:

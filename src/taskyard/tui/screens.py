@@ -143,7 +143,7 @@ class TasksScreen(Screen):
         search = TaskSearch(wanted, ROWS_MAX)
         while not await self._link.call(search.step):
             pass
-        return search.rows, bool(search.next_place or search.is_partial)
+        return search.rows, bool(search.next_offset or search.is_partial)
 
     def _row(self, view: View, width: int, now: float) -> Row:
         return text.task_row(view, width, now)

@@ -289,21 +289,8 @@ def _time_of_day(time_ns: int) -> str:
 
 def durations_figure(bars: list[tuple[int, int]]) -> Figure:
     """Show how long tasks ran, on a logarithmic axis."""
-    return {
-        "data": [
-            {
-                "x": [formats.duration(edge) for edge, _ in bars],
-                "y": [count for _, count in bars],
-                "type": "bar",
-                "marker": {"color": "@blue"},
-            }
-        ],
-        "layout": {
-            "xaxis": axis("run time, from", type="category"),
-            "yaxis": axis("tasks"),
-            **_layout(240),
-        },
-    }
+    names = [formats.duration(edge) for edge, _ in bars]
+    return _histogram(names, [count for _, count in bars], "run time, from", "tasks")
 
 
 def histogram_figure(bounds: list[float], counts: list[int], title: str) -> Figure:
@@ -311,12 +298,15 @@ def histogram_figure(bounds: list[float], counts: list[int], title: str) -> Figu
     names = [*(f"≤ {formats.duration(round(bound * 1e9))}" for bound in bounds), "longer"]
     filled = [index for index, count in enumerate(counts) if count]
     shown = slice(max(filled[0] - 2, 0), filled[-1] + 3) if filled else slice(0)
-    bar = {"x": names[shown], "y": counts[shown], "type": "bar", "marker": {"color": "@blue"}}
+    return _histogram(names[shown], counts[shown], "", title)
+
+
+def _histogram(names: list[str], counts: list[int], x_title: str, y_title: str) -> Figure:
     return {
-        "data": [bar],
+        "data": [{"x": names, "y": counts, "type": "bar", "marker": {"color": "@blue"}}],
         "layout": {
-            "xaxis": axis("", type="category"),
-            "yaxis": axis(title),
+            "xaxis": axis(x_title, type="category"),
+            "yaxis": axis(y_title),
             **_layout(240),
         },
     }

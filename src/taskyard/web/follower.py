@@ -53,7 +53,7 @@ _IDLE_FIELDS: Final = slice(4, 6)
 
 
 def idle_seconds() -> float | None:
-    """Return the idle time of all cores since the start of the machine. None: unknown."""
+    """Return the idle time of all cores since the start of the machine, if it is known."""
     try:
         with _STAT.open() as file:
             ticks = sum(map(int, file.readline().split()[_IDLE_FIELDS]))
