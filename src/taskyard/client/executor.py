@@ -131,7 +131,7 @@ class CallFuture(Future[_T]):
             return False
         return view is not None and view["state"] == TaskState.LEASED.name.lower()
 
-    def cancel(self) -> bool:  # type: ignore[override]  # that of a pool's call
+    def cancel(self) -> bool:
         """Cancel the call if no worker has it yet. Return whether it was cancelled."""
         if not self.done() and self._core.cancel_unstarted([self.full_name]):
             self._core.settle(self, None, CancelledError())

@@ -53,11 +53,11 @@ from taskyard.wire import inputs, payloads, pickled
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Generator
+    from collections.abc import AsyncIterator, Callable, Generator, Iterable
 
     from typing_extensions import TypeVar  # with a default
 
-    from taskyard.client.exchanges import Exchange, Steps
+    from taskyard.client.exchanges import AwaitingRunner, Exchange, Steps
     from taskyard.client.functions import OutcomeDecoder
     from taskyard.client.session import Session
     from taskyard.client.waits import Stalls
@@ -504,18 +504,7 @@ class Future(AnyFuture[_T], OfClient[RunnerT]):
         return f"<Future of task {self.full_name!r}: {super().__repr__().split(' state=')[-1]}"
 
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable
-
-    from typing_extensions import TypeVar  # with a default
-
-    from taskyard.client.exchanges import AwaitingRunner
-
-    _T = TypeVar("_T", default=Any)
-else:
-    from typing import TypeVar
-
-    _T = TypeVar("_T")
+# Many futures at once.
 
 #: What `gather` does with futures that have no value.
 Errors = Literal["raise", "skip"]

@@ -141,8 +141,9 @@ class DrawnBar:
         self._bars.update(self._bar, completed=ended, total=total, caption=caption)
         if self._display is None:
             return
-        bundle = dict(self._bars._repr_mimebundle_([], []))  # for notebooks
-        bundle["text/plain"] = _text(ended, total, caption)
+        bars: Any = self._bars  # its method for notebooks has the wrong type
+        html = bars._repr_mimebundle_([], [])["text/html"]
+        bundle = {"text/html": html, "text/plain": _text(ended, total, caption)}
         if self._handle is None:
             self._handle = self._display(bundle, raw=True, display_id=True)
         else:

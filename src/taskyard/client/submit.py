@@ -142,6 +142,7 @@ class Submitter(Generic[RunnerT]):
         terms = submission.terms_of(0)
         decoder = None if call is None else call.decoder
         kind = terms.service if decoder is None else PICKLE  # of the result
+        future: Future[Any, RunnerT]
         future = Future(self._client, submission.names[0], kind, terms.campaign, decoder)
         lane = submission.lanes[0] if submission.lanes else None
         after = tuple(submission.after[0]) if submission.after else ()
@@ -184,6 +185,7 @@ class Submitter(Generic[RunnerT]):
         else:
             raise UserError("task name: must not be empty")
         kind = service if decoder is None else PICKLE  # of the result
+        future: Future[Any, RunnerT]
         future = Future(self._client, task, kind, terms.campaign, decoder)
         refuse = UnknownPolicy.REFUSE
         after = tuple([encode_text(one) for one in encoded.results]) if encoded.results else ()

@@ -220,7 +220,7 @@ def expanded(runs: ColumnRuns, rows: int) -> list[Any]:
 #: The latest events of one task that are returned. A task that is retried forever has more.
 EVENTS_MAX: Final = 200
 
-_COLUMNS: Final = {
+_COLUMNS: Final[dict[str, type[np.generic]]] = {
     "task": np.int32,
     "kind": np.uint8,
     "own_fault": np.uint8,

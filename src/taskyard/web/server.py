@@ -301,7 +301,7 @@ def make_app(shown: Site) -> Starlette:
         *broker.routes(shown),
         Route("/live", live),
         Route("/healthz", healthz),
-        *site.routes(),
+        *site.static_routes(),
     ]
     return Starlette(routes=routes, exception_handlers={TaskyardError: shown.error})
 

@@ -254,7 +254,7 @@ class TaskTable:
 class AttemptTable:
     """The attempts that ended, in the order of their ends."""
 
-    _COLUMNS: Final = {
+    _COLUMNS: Final[dict[str, type[np.generic]]] = {
         "task": np.int64,
         "worker": np.int32,
         "kind": np.int32,

@@ -1,4 +1,4 @@
-"""The broker itself: its health, its relays and forwarders, and metrics for Prometheus."""
+"""The broker: its health, workers, lanes, timeline, relays and forwarders, and metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The base of all views: the follower, the broker, and the rendering of templates."""
+"""The base of all views: the follower, the broker, templates, and the static files of the page.
+
+A browser keeps static files, because another version has another address. Scripts import each other
+by relative paths, so all of them have the same version.
+"""
 
 from __future__ import annotations
 
@@ -37,63 +41,6 @@ if TYPE_CHECKING:
     from taskyard.client.task_filters import Filter
     from taskyard.web.follower import Follower
     from taskyard.web.view import View
-
-
-_STATIC: Final = Path(str(files("taskyard.web"))) / "static"
-
-#: A year. Caches between browser and page keep nothing, as the page is not public.
-_KEPT: Final = {"Cache-Control": "private, max-age=31536000, immutable"}
-
-#: Of the hash in the address.
-_DIGEST_BYTES: Final = 8
-
-
-@cache
-def root() -> str:
-    """Return the address of the directory of all files."""
-    hashed = blake2b(digest_size=_DIGEST_BYTES)
-    for path in sorted(_STATIC.iterdir()):
-        hashed.update(path.name.encode() + path.read_bytes())
-    texts = (design.stylesheet(), design.module(), importlib.metadata.version("plotly"))
-    hashed.update("".join(texts).encode())
-    return f"/static/{hashed.hexdigest()}"
-
-
-def routes() -> list[BaseRoute]:
-    """Return the routes of all files."""
-    return [
-        Route(f"{root()}/plotly.js", _plotly),
-        Route(f"{root()}/design.css", _design_css),
-        Route(f"{root()}/design.js", _design_js),
-        Mount(root(), _KeptFiles(directory=str(_STATIC))),
-    ]
-
-
-class _KeptFiles(StaticFiles):
-    def file_response(
-        self,
-        full_path: str | os.PathLike[str],
-        stat_result: os.stat_result,
-        scope: Scope,
-        status_code: int = 200,
-    ) -> Response:
-        response = super().file_response(full_path, stat_result, scope, status_code)
-        response.headers.update(_KEPT)
-        return response
-
-
-async def _plotly(_: Request) -> Response:
-    """Send Plotly's script from its wheel."""
-    path = Path(str(files("plotly") / "package_data" / "plotly.min.js"))
-    return FileResponse(path, headers=_KEPT)
-
-
-async def _design_css(_: Request) -> Response:
-    return Response(design.stylesheet(), headers=_KEPT, media_type="text/css")
-
-
-async def _design_js(_: Request) -> Response:
-    return Response(design.module(), headers=_KEPT, media_type="text/javascript")
 
 
 #: The views in the bar at the top.
@@ -141,7 +88,7 @@ class Site:
         }
         self._templates.globals |= {
             "version": __version__,
-            "static": root(),
+            "static": static_root(),
             "navigation": NAVIGATION,
             "link": link,
             "target": target,
@@ -246,3 +193,62 @@ def target(path: str, **fields: str | None) -> str:
 def tasks_link(**fields: object) -> str:
     """Return the address of the tasks that match a filter's fields."""
     return link("/tasks", filter=task_filters.Filter(**fields).text)  # type: ignore[arg-type]
+
+
+# Static files.
+
+_STATIC: Final = Path(str(files("taskyard.web"))) / "static"
+
+#: A year. Caches between browser and page keep nothing, as the page is not public.
+_KEPT: Final = {"Cache-Control": "private, max-age=31536000, immutable"}
+
+#: Of the hash in the address.
+_DIGEST_BYTES: Final = 8
+
+
+@cache
+def static_root() -> str:
+    """Return the address of the directory of all files."""
+    hashed = blake2b(digest_size=_DIGEST_BYTES)
+    for path in sorted(_STATIC.iterdir()):
+        hashed.update(path.name.encode() + path.read_bytes())
+    texts = (design.stylesheet(), design.module(), importlib.metadata.version("plotly"))
+    hashed.update("".join(texts).encode())
+    return f"/static/{hashed.hexdigest()}"
+
+
+def static_routes() -> list[BaseRoute]:
+    """Return the routes of all files."""
+    return [
+        Route(f"{static_root()}/plotly.js", _plotly),
+        Route(f"{static_root()}/design.css", _design_css),
+        Route(f"{static_root()}/design.js", _design_js),
+        Mount(static_root(), _KeptFiles(directory=str(_STATIC))),
+    ]
+
+
+class _KeptFiles(StaticFiles):
+    def file_response(
+        self,
+        full_path: str | os.PathLike[str],
+        stat_result: os.stat_result,
+        scope: Scope,
+        status_code: int = 200,
+    ) -> Response:
+        response = super().file_response(full_path, stat_result, scope, status_code)
+        response.headers.update(_KEPT)
+        return response
+
+
+async def _plotly(_: Request) -> Response:
+    """Send Plotly's script from its wheel."""
+    path = Path(str(files("plotly") / "package_data" / "plotly.min.js"))
+    return FileResponse(path, headers=_KEPT)
+
+
+async def _design_css(_: Request) -> Response:
+    return Response(design.stylesheet(), headers=_KEPT, media_type="text/css")
+
+
+async def _design_js(_: Request) -> Response:
+    return Response(design.module(), headers=_KEPT, media_type="text/javascript")
