@@ -197,6 +197,8 @@ class ExecutorCore:
         self._settler = threading.Thread(
             target=self._settle_all, name="taskyard-executor", daemon=True
         )
+        #: Calls at once of its own cluster.
+        self._slots = 0 if worker_spec is None else worker_spec.workers * (worker_spec.slots or 1)
         self._supervisor = (
             None if worker_spec is None else ClusterProcess(worker_spec, self._on_broken)
         )
@@ -307,7 +309,8 @@ class ExecutorCore:
         """Refuse new calls, and end when all calls are settled."""
         with self._lock:
             self._is_stopping = True
-            pending = [*self._pending.values()] if cancel_pending else []
+            # Calls that can begin at once are not cancelled, as in the standard library.
+            pending = [*self._pending.values()][self._slots :] if cancel_pending else []
             self._is_cancelling = bool(pending)
         if pending:
             try:
@@ -322,7 +325,7 @@ class ExecutorCore:
 
     def _own_scope(self, pending: Sequence[CallFuture[Any]]) -> dict[str, Any]:
         """Return a scope with these calls. A given campaign may have tasks of other programs."""
-        if self._owns_campaign:
+        if self._owns_campaign and not self._slots:
             return {"campaign": self.campaign}
         return {"names": [future.full_name for future in pending]}
 
