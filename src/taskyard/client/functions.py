@@ -85,7 +85,7 @@ class Marks(NamedTuple):
 
 
 class CallKey(NamedTuple):
-    """What identifies a call by its content, in every process."""
+    """A name and a token that a call has by its content, in every process."""
 
     name: str
     #: Only who knows the call can compute it.

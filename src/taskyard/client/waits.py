@@ -1,4 +1,4 @@
-"""What callers of a client wait for: open requests, a broker that is away, tasks that can't run.
+"""The waits of callers: open requests, a broker that is away, tasks that can't run.
 
 Owns the queue of requests, how long they may wait, and the reports of outages and stalls. A session
 looks twice a second for the oldest task that its callers wait for. After two seconds it requests

@@ -170,7 +170,7 @@ def address_of(bound: socket.socket) -> str:
 def published(state: Path, bound: socket.socket) -> Iterator[PageAddress]:
     """Make a secret, and name the page in its file during the `with` block.
 
-    Without a file, as in a directory that can't be written, nobody finds the page.
+    Without a file, as in a directory that can't be written, no other process finds the page.
     Raises PageRunning if the state directory has a page.
     """
     page = PageAddress(address_of(bound), secrets.token_bytes(_SECRET_BYTES), os.getpid())
