@@ -130,7 +130,7 @@ def read_table(
     known = {one.name: one for one in (*HISTORY, *DERIVED)}
     if table not in known:
         raise UserError(f"unknown table {table!r} (the tables are {', '.join(known)})")
-    states, outs = _places(state, out)
+    states, outs = _states_and_outs(state, out)
     if states and known[table] in HISTORY:
         source = spark.read.format("taskyard").option("table", table)
         return source.load([str(one.absolute()) for one in states])
@@ -157,10 +157,12 @@ def register(
     again after the next run. Without `state`, events and edges come from the tables, if they have
     them.
     """
-    return Views(spark, database).create(*_places(state, out))
+    return Views(spark, database).create(*_states_and_outs(state, out))
 
 
-def _places(state: _Directories | None, out: _Directories | None) -> tuple[list[Path], list[Path]]:
+def _states_and_outs(
+    state: _Directories | None, out: _Directories | None
+) -> tuple[list[Path], list[Path]]:
     """Return the state directories, and the directories of tables."""
     if state is None and out is None:
         state = discovery.locate().state

@@ -561,7 +561,7 @@ def _result(future: Any, errors: Errors) -> Any:  # noqa: ANN401  # a task's own
 
 
 def prepared(futures: object, errors: str) -> Any:  # noqa: ANN401  # a collection
-    """Return a collection that can be walked twice. Raises `UserError` for unknown `errors`."""
+    """Return a collection that can be read twice. Raises `UserError` for unknown `errors`."""
     if errors not in ("raise", "skip"):
         raise UserError(f"errors {errors!r}: expected 'raise' or 'skip'")
     return _as_list(futures)
