@@ -15,7 +15,7 @@ from taskyard.broker import compaction
 from taskyard.campaign.values import PATHS_MAX
 from taskyard.cli import connection
 from taskyard.cli.commands import COMMANDS
-from taskyard.client.open_requests import REPORT_NS
+from taskyard.client.waits import REPORT_NS
 from taskyard.core import heartbeats, limits
 from taskyard.errors import ExitCode
 from taskyard.journal.store import DISK_RESERVE_BYTES

@@ -6,12 +6,9 @@ at first use, because every command imports this package and few of them need a 
 
 TYPE_CHECKING = False  # as in typing, which is not imported
 if TYPE_CHECKING:
-    from taskyard.client.calls import ExecutorBroken
-    from taskyard.client.campaigns import Campaign
-    from taskyard.client.client import AsyncClient, Client
-    from taskyard.client.executor import Executor
-    from taskyard.client.future_sets import as_completed, progress, wait
-    from taskyard.client.futures import Future
+    from taskyard.client.client import AsyncClient, Campaign, Client
+    from taskyard.client.executor import Executor, ExecutorBroken
+    from taskyard.client.futures import Future, as_completed, progress, wait
     from taskyard.client.outbox import AsyncOutbox, Outbox
     from taskyard.client.task import CurrentTask, Task, current, task
     from taskyard.errors import (
@@ -76,22 +73,22 @@ _HOMES = {
     "AsyncClient": "taskyard.client.client",
     "AsyncOutbox": "taskyard.client.outbox",
     "BundlePart": "taskyard.wire.payloads",
-    "Campaign": "taskyard.client.campaigns",
+    "Campaign": "taskyard.client.client",
     "Client": "taskyard.client.client",
     "CurrentTask": "taskyard.client.task",
     "Executor": "taskyard.client.executor",
-    "ExecutorBroken": "taskyard.client.calls",
+    "ExecutorBroken": "taskyard.client.executor",
     "Future": "taskyard.client.futures",
     "Outbox": "taskyard.client.outbox",
     "Task": "taskyard.client.task",
-    "as_completed": "taskyard.client.future_sets",
+    "as_completed": "taskyard.client.futures",
     "bundle_part": "taskyard.wire.payloads",
     "current": "taskyard.client.task",
-    "progress": "taskyard.client.future_sets",
+    "progress": "taskyard.client.futures",
     "register": "taskyard.spark",
     "result": "taskyard.wire.inputs",
     "task": "taskyard.client.task",
-    "wait": "taskyard.client.future_sets",
+    "wait": "taskyard.client.futures",
 }
 
 if not TYPE_CHECKING:  # else a checker would accept every name

@@ -27,7 +27,7 @@ never on the text. `docs/errors.md` lists all codes with cause and remedy.
     │   ├── TaskBlocked        it waits behind a task that failed
     │   ├── Final              raised by a function: another attempt would fail too
     │   └── CallLost           an executor's call has neither a value nor an exception. Defined in
-    │                          `client.calls`, for the reason below
+    │                          `client.executor`, for the reason below
     ├── BytesTruncated         the task is done, but only a part of its output is kept
     ├── BytesMissing           long output, or a large argument or result, was removed
     ├── BytesDamaged           a large argument, result or output is damaged
@@ -36,7 +36,7 @@ never on the text. `docs/errors.md` lists all codes with cause and remedy.
     ├── ClientClosed           the client was closed before the answer arrived
     ├── Interrupted            the command was interrupted
     ├── ProcessEnded           a process that the command started has ended
-    ├── ExecutorBroken         an executor's own processes ended. Defined in `client.calls`,
+    ├── ExecutorBroken         an executor's own processes ended. Defined in `client.executor`,
     │                          because its other base takes 20 ms to import
     ├── StateError             the state directory can't be trusted or written
     │   ├── JournalDamaged     the journal differs from what was written

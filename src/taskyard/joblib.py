@@ -9,31 +9,24 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections import Counter
 from concurrent.futures import Future as AnyFuture
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import joblib
 from joblib.parallel import AutoBatchingMixin, ParallelBackendBase, register_parallel_backend
 
-from taskyard.campaign.batches import encode_text
-from taskyard.client import content, discovery
-from taskyard.client.calls import CallFuture, ExecutorCore
-from taskyard.client.executor import Executor
-from taskyard.client.functions import function_name
-from taskyard.client.requests import TaskRef
-from taskyard.core.model import Refusal, Submission
-from taskyard.core.states import TaskState
-from taskyard.errors import Refused, TaskFailed, TaskyardError
+from taskyard.client import discovery, functions
+from taskyard.client.executor import CallFuture, Executor, ExecutorCore
+from taskyard.client.functions import CallKey
+from taskyard.client.internal import InternalClient
+from taskyard.errors import TaskyardError
 from taskyard.wire import pickled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
-
-    from taskyard.client.functions import EncodedCall
-    from taskyard.client.internal import InternalClient
 
 logger = logging.getLogger("taskyard.joblib")
 
@@ -62,10 +55,12 @@ class TaskyardBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[m
         processes of their own, as many as jobs.
         """
         super().__init__(nesting_level=nesting_level)
-        self._place: dict[str, Any] = {"broker": broker, "state": state, "service": service}
+        self._broker, self._state = broker, state
         self._campaign = campaign
         self._service = service
+        #: The cluster that ends with the backend, if there is one.
         self._executor: Executor | None = None
+        self._made: ExecutorCore | None = None
         self._slots_own = 0
         #: Guards the attributes below. Calls are submitted by several threads.
         self._lock = threading.Lock()
@@ -105,7 +100,7 @@ class TaskyardBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[m
     ) -> AnyFuture[Any]:
         """Submit a batch of calls as one task. The future raises all errors.
 
-        joblib would not notice one that is raised here: it may call this in a callback.
+        joblib would not notice an error that is raised here: it may call this in a callback.
         """
         future: AnyFuture[Any]
         try:
@@ -119,9 +114,9 @@ class TaskyardBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[m
 
     def _submit(self, calls: Sequence[Any]) -> CallFuture[Any]:
         first = calls[0][0]
-        name = self._name(first, calls) if self._campaign else ""
+        key = self._key(first, calls) if self._campaign else None
         args = (calls, *self.get_nested_backend())
-        future = self._core().submit(run_calls, args, {}, first, name)
+        future = self._core().submit(run_calls, args, {}, first, key)
         with self._lock:
             self._pending.add(future)
         future.add_done_callback(self._forget)
@@ -138,7 +133,7 @@ class TaskyardBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[m
         return 1 if self._campaign else int(super().compute_batch_size())
 
     def abort_everything(self, ensure_ready: bool = True) -> None:  # noqa: ARG002, FBT001, FBT002  # joblib's
-        """Cancel all calls, running ones too: a call raised, or the program was interrupted."""
+        """Cancel all calls, also if they run: a call raised, or the program was interrupted."""
         with self._lock:
             pending, self._pending = self._pending, set()
         if not pending:
@@ -151,24 +146,28 @@ class TaskyardBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[m
             logger.warning("could not cancel calls (%d): %s", len(pending), error)
 
     def terminate(self) -> None:
-        """End a `Parallel`. The connection stays for the next one."""
+        """End a `Parallel`. The connection stays for the next `Parallel`."""
         self.reset_batch_stats()
 
-    # Its own.
+    # The connection.
 
     def _is_shared(self) -> bool:
         """Return whether the broker is not its own."""
-        return bool(self._campaign or self._place["broker"] or self._place["state"])
+        return bool(self._campaign or self._broker or self._state)
 
     def _core(self, jobs: int = 0) -> ExecutorCore:
         """Connect at the first use. An own cluster has as many slots as there are jobs."""
-        if not self._is_shared() and jobs not in (0, self._slots_own):
-            self._executor, self._slots_own = Executor(slots=jobs, service=self._service), jobs
-        elif self._executor is None and self._campaign:
-            self._executor = _CampaignExecutor(self._campaign, **self._place)
-        elif self._executor is None:
-            self._executor = Executor(**self._place)
-        return self._executor._core  # noqa: SLF001  # names of tasks are for this backend alone
+        if not self._is_shared():
+            if self._executor is None or jobs not in (0, self._slots_own):
+                self._executor = Executor(slots=jobs or None, service=self._service)
+                self._slots_own = jobs
+                self._made = self._executor._core  # noqa: SLF001  # for names of tasks
+        elif self._made is None:
+            client = InternalClient(discovery.endpoint(self._broker, self._state))
+            self._made = ExecutorCore(self._service, client=client, campaign=self._campaign)
+            weakref.finalize(self, self._made.stop).atexit = False
+        assert self._made is not None  # noqa: S101  # made above
+        return self._made
 
     def _slots_total(self) -> int:
         """Return the slots of the broker's workers for these calls. 0: none, or an own cluster."""
@@ -184,13 +183,14 @@ class TaskyardBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[m
             )
         return slots
 
-    def _name(self, first: Callable[..., Any], calls: Sequence[Any]) -> str:
-        """Return a name by content. Equal calls of one `Parallel` are numbered: each is made."""
-        key = content_key(calls)
+    def _key(self, first: Callable[..., Any], calls: Sequence[Any]) -> CallKey:
+        """Return a key by content. Equal calls of one `Parallel` are numbered: each is made."""
+        name, token = content_key(calls)
         with self._lock:
-            self._repeats[key] += 1
-            number = self._repeats[key]
-        return f"{function_name(first)}-{key}" + (f"-{number}" if number > 1 else "")
+            self._repeats[name] += 1
+            number = self._repeats[name]
+        name = f"{functions.function_name(first)}-{name}"
+        return CallKey(f"{name}-{number}" if number > 1 else name, token)
 
     def _forget(self, future: AnyFuture[Any]) -> None:
         with self._lock:
@@ -203,67 +203,6 @@ def run_calls(calls: Sequence[Any], nested_backend: object, nested_jobs: int | N
         return [function(*args, **kwargs) for function, args, kwargs in calls]
 
 
-class _CampaignExecutor(Executor):
-    """An executor whose tasks stay in a campaign, for a later run of the same program."""
-
-    def __init__(
-        self, campaign: str, broker: str | None, state: str | Path | None, service: str
-    ) -> None:
-        self._campaign = campaign
-        super().__init__(discovery.endpoint(broker, state), service=service)
-
-    def _make_core(self, service: str, client: InternalClient) -> ExecutorCore:
-        return _CampaignCore(service, client=client, campaign=self._campaign)
-
-
-class _CampaignCore(ExecutorCore):
-    """Uses tasks of earlier runs. One that failed or was cancelled there runs again, once."""
-
-    def __init__(self, service: str, *, client: InternalClient, campaign: str) -> None:
-        #: Calls whose tasks an earlier run submitted. Their exceptions have its token.
-        self._existing: dict[str, EncodedCall] = {}
-        super().__init__(service, client=client, campaign=campaign)
-
-    def _submit_task(self, client: InternalClient, name: str, call: EncodedCall) -> AnyFuture[Any]:
-        full_name = f"{self.campaign}/{name}"
-        if full_name not in client.existing([full_name]):
-            return super()._submit_task(client, name, call)
-        self._existing[name] = call
-        return client.future(full_name)
-
-    def _watch(self, future: CallFuture[Any]) -> AnyFuture[Any]:
-        """Return a future of a call's known task, which also unpickles its exception."""
-        known = {future.full_name: TaskRef(future.name, self.campaign, pickled.PICKLE)}
-        submitter = self.client._submitter  # noqa: SLF001  # for this backend
-        return submitter.watch(known, self.calls.decoder)[future.full_name]
-
-    def _settle_task(self, future: CallFuture[Any], task: AnyFuture[Any]) -> None:
-        error = None if task.cancelled() else task.exception()
-        call = self._existing.pop(future.name, None)
-        # Another program may have submitted it a moment ago.
-        is_known = isinstance(error, Refused) and error.code == Refusal.CONFLICT.value
-        has_ended_badly = task.cancelled() or isinstance(error, TaskFailed)
-        try:
-            if call is not None and has_ended_badly:
-                self._start_again(future, call)
-            elif not is_known:
-                super()._settle_task(future, task)
-                return
-            again = self._watch(future)
-        except TaskyardError as refused:
-            self._settle(future, partial(future.settle, None, refused))
-        else:
-            again.add_done_callback(lambda settled: self._arrived.put((future, settled)))
-
-    def _start_again(self, future: CallFuture[Any], call: EncodedCall) -> None:
-        """Replace a task that failed or was cancelled."""
-        if call.restore is not None:  # the broker keeps bytes that no task names for some time only
-            call.restore()
-        self.client.cancel([future.full_name], states=(TaskState.FAILED,))
-        submission = Submission([encode_text(future.name)], [call.payload], [self._terms])
-        self.client.create(submission, restart=True)
-
-
 # Names by content.
 
 #: Arguments of scikit-learn's fits with places in the search, times and random ids.
@@ -272,13 +211,13 @@ _PROGRESS_ARGUMENTS: Final = frozenset(
 )
 
 
-def content_key(calls: Sequence[Any]) -> str:
+def content_key(calls: Sequence[Any]) -> CallKey:
     """Return a hash of calls that is the same in every process.
 
     It has the arguments, and of the user's functions and classes the bytecode and what they use.
     Code of installed packages counts by its name. Raises `NotEncodable`.
     """
-    return content.digest_of_calls([_without_progress(*call) for call in calls])
+    return functions.key_of_calls([_without_progress(*call) for call in calls])
 
 
 def _without_progress(

@@ -10,7 +10,7 @@
     register(spark, state=".taskyard")
     spark.sql("select worker, avg(run_ns) from taskyard.attempts group by worker").show()
 
-Needs `taskyard[spark]`. No other module imports this one.
+Needs `taskyard[spark]`. No other module imports this module.
 """
 
 from __future__ import annotations
@@ -106,9 +106,9 @@ def backfill(  # noqa: PLR0913  # all but the first are keywords
     timeout: float | None = None,
     measured: bool = True,
 ) -> DataFrame:
-    """Retry the tasks of failed rows: all, or those that fulfil a condition on `dead_letters`.
+    """Retry the tasks of failed rows: all, or rows that fulfil a condition on `dead_letters`.
 
-    The tasks are the same ones, and their attempts count on. Returns when they are to run again.
+    The tasks are the same, and their attempts count on. Returns when they are to run again.
     The frame has a row for each of them, and is that of `map_rows`.
     """
     reading = {"timeout": timeout, "measured": measured}
@@ -123,14 +123,14 @@ def read_table(
     state: _Directories | None = None,
     out: _Directories | None = None,
 ) -> DataFrame:
-    """Read a table by its name: one of those that `register` has views of, as they are now.
+    """Read a table by its name: any table that `register` has a view of, as it is now.
 
     The arguments are those of `register`.
     """
     known = {one.name: one for one in (*HISTORY, *DERIVED)}
     if table not in known:
         raise UserError(f"unknown table {table!r} (the tables are {', '.join(known)})")
-    states, outs = _places(state, out)
+    states, outs = _states_and_outs(state, out)
     if states and known[table] in HISTORY:
         source = spark.read.format("taskyard").option("table", table)
         return source.load([str(one.absolute()) for one in states])
@@ -152,15 +152,18 @@ def register(
 
     `state` is a state directory, and `out` the output of `pipeline history`, by default the tables
     in the state directory, if it has any. Several brokers have a list of each. The views of the
-    state are events and edges, and include whatever the broker writes later. Those of the tables
-    are attempts, tasks, workers, metrics and critical_path, as of the latest run. Register again
-    after the next one. Without `state`, events and edges come from the tables, if they have them.
+    state are events and edges, and include whatever the broker writes later. The views of the
+    tables are attempts, tasks, workers, metrics and critical_path, as of the latest run. Register
+    again after the next run. Without `state`, events and edges come from the tables, if they have
+    them.
     """
-    return Views(spark, database).create(*_places(state, out))
+    return Views(spark, database).create(*_states_and_outs(state, out))
 
 
-def _places(state: _Directories | None, out: _Directories | None) -> tuple[list[Path], list[Path]]:
-    """Return the state directories, and those of tables."""
+def _states_and_outs(
+    state: _Directories | None, out: _Directories | None
+) -> tuple[list[Path], list[Path]]:
+    """Return the state directories, and the directories of tables."""
     if state is None and out is None:
         state = discovery.locate().state
     states = _paths(state)

@@ -1,4 +1,4 @@
-"""A broker for users' own tests: the real one, in memory, in a thread of this process.
+"""A broker for users' own tests: the real broker, in memory, in a thread of this process.
 
     with testing.broker() as broker, broker.client() as client:
         future = client.submit("imaging:thumbnail", args=["a.png"])
@@ -9,7 +9,7 @@
 `worker` runs tasks in another thread. All functions and pickled calls are allowed: it is all one
 process. A thread can't be stopped: time limits and cancellations do not end a running task.
 
-Decides nothing: the broker is the real one. Does not need pytest.
+Decides nothing: that is up to the real broker. Does not need pytest.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 #: Runs a task of a service: takes the payload, returns the result.
 Handler = Callable[[bytes], bytes]
 
-#: Handlers by service. None: run the task as a worker would.
+#: Handlers by service. None stands for running the task as a worker would.
 Handlers = Mapping[str, Handler | None] | None
 
 _SERVICES: Final = (payloads.EXEC, payloads.CALL, pickled.PICKLE)
@@ -105,7 +105,7 @@ class InMemoryBroker:
     def run_all(
         self, services: Handlers = None, *, allow: Sequence[str] | None = None
     ) -> list[str]:
-        """Run all ready tasks, and those that become ready, in this thread. Return their names.
+        """Run all ready tasks, and all that become ready, in this thread. Return their names.
 
         The names are in the order of running. Programs, functions and pickled calls are run.
         `services` adds or replaces handlers: functions from payload to result, or None to run tasks

@@ -14,7 +14,7 @@ from taskyard.cli import entry, wait
 from taskyard.cli.commands import COMMANDS
 from taskyard.cli.entry import taskyard
 from taskyard.client.internal import InternalClient
-from taskyard.client.open_requests import ReplyTimeouts
+from taskyard.client.waits import ReplyTimeouts
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import ExitCode
 from tests.kit.processes import PATIENCE_SECONDS, Broker, Running, run_here

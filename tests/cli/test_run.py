@@ -16,7 +16,7 @@ from taskyard.campaign.reader import read_campaign
 from taskyard.cli.file_tasks import RunCounts
 from taskyard.cli.offline import OfflineClient
 from taskyard.cli.run_report import RunEnd, RunOptions, print_report
-from taskyard.client import stalls
+from taskyard.client import waits
 from tests.kit.processes import (
     AT_THE_GATE,
     Broker,
@@ -350,7 +350,7 @@ def test_running_broker_is_used_and_stays(tmp_path: Path) -> None:
 def test_tasks_that_no_worker_could_run_are_reported_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stalls, "STALL_NS", 0)
+    monkeypatch.setattr(waits, "STALL_NS", 0)
     tasks = [{"name": str(number), "argv": ["true"], "gpus": 2} for number in range(1500)]
     file = campaign(tmp_path, tasks)
     with Broker(tmp_path), Worker(tmp_path, "--gpus", "0,"):

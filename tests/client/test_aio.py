@@ -17,8 +17,7 @@ from taskyard.client import client as both
 from taskyard.client import task_buffer
 from taskyard.client.client import AsyncClient, Client
 from taskyard.client.exchanges import AwaitingRunner
-from taskyard.client.future_sets import as_completed
-from taskyard.client.futures import Future
+from taskyard.client.futures import Future, as_completed
 from taskyard.client.internal import InternalClient
 from taskyard.client.requests import scope_of
 from taskyard.core.model import Submission, Terms

@@ -14,8 +14,7 @@ import pytest
 from taskyard.campaign.batches import encode_batch
 from taskyard.campaign.task_spec import check_task
 from taskyard.client import watches
-from taskyard.client.future_sets import as_completed, wait
-from taskyard.client.futures import Future
+from taskyard.client.futures import Future, as_completed, wait
 from taskyard.client.internal import InternalClient
 from taskyard.client.requests import scope_of
 from taskyard.core.blobs import Blob, Result

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from taskyard.client.content import ContentKeys, ContentName, campaign_of
+from taskyard.client.functions import ContentKeys, ContentName, campaign_of
 from taskyard.errors import NotEncodable
 
 SOURCE = """

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskyard import Executor, ExecutorBroken, NoBroker, TaskFailed
-from taskyard.client.calls import CallFuture
+from taskyard.client.executor import CallFuture
 from taskyard.client.internal import InternalClient
 from taskyard.errors import UserError
 from taskyard.wire import pickled
@@ -404,28 +404,6 @@ def test_callback_that_raises_disturbs_no_other_call(
     assert "mine" in caplog.text
 
 
-def test_callback_of_a_refused_early_call_may_wait_for_other_threads(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def refuse(*_: object) -> None:
-        raise UserError("refused")
-
-    monkeypatch.setattr("taskyard.client.calls.ExecutorCore._submit_task", refuse)
-    with Executor(slots=1) as own:
-        waited = threading.Event()
-
-        def wait_for_a_thread(_: object) -> None:
-            other = threading.Thread(target=own.submit, args=(pow, 2, 3))
-            other.start()
-            other.join(PATIENCE_SECONDS)
-            waited.set()
-
-        early = own.submit(pow, 2, 3)
-        early.add_done_callback(wait_for_a_thread)
-        assert waited.wait(PATIENCE_SECONDS / 10)
-        assert isinstance(early.exception(), UserError)
-
-
 def test_callback_may_use_the_executor(gate: Gate) -> None:
     with an_executor() as own:
         first = gate.submit(own)
@@ -549,14 +527,7 @@ def test_shutdown_that_does_not_wait_lets_calls_finish(gate: Gate) -> None:
     until(lambda: children() == before, "its processes end")
 
 
-def test_submit_does_not_wait_for_the_broker_to_start() -> None:
-    with an_executor() as own:
-        future = own.submit(pow, 2, 3)
-        assert own._core._client is None  # noqa: SLF001  # a broker's start takes far longer
-        assert value(future) == 8
-
-
-def test_call_from_before_the_broker_started_can_be_inspected() -> None:
+def test_call_can_be_inspected() -> None:
     with an_executor() as own:
         future = own.submit(pow, 2, 3)
         assert future.state in ("ready", "leased", "done")

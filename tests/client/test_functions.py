@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskyard.client.client import AsyncClient
-from taskyard.client.future_sets import as_completed
-from taskyard.client.futures import Future
+from taskyard.client.futures import Future, as_completed
 from taskyard.client.internal import InternalClient
 from taskyard.errors import NotEncodable, Refused, TaskFailed, UserError
 from tests.cli.yard import Yard, running

@@ -10,7 +10,7 @@ import pytest
 
 import taskyard
 from taskyard.client.client import AsyncClient
-from taskyard.client.future_sets import as_completed, wait
+from taskyard.client.futures import as_completed, wait
 from taskyard.client.internal import InternalClient
 from taskyard.errors import UserError
 from tests.cli.yard import Yard, running

@@ -11,8 +11,7 @@ from typing import Any, cast
 import pytest
 
 from taskyard.client.functions import OutcomeDecoder
-from taskyard.client.future_sets import wait
-from taskyard.client.futures import Future, FutureOwner
+from taskyard.client.futures import Future, FutureOwner, wait
 from taskyard.core.blobs import Result
 from taskyard.core.states import TaskState
 from taskyard.errors import UserError

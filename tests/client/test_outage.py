@@ -17,8 +17,8 @@ import pytest
 
 from taskyard import AsyncClient, NoBroker
 from taskyard.client.internal import InternalClient
-from taskyard.client.open_requests import REPEAT_NS, REPORT_NS, Outage
 from taskyard.client.session import Session
+from taskyard.client.waits import REPEAT_NS, REPORT_NS, Outage
 from taskyard.core.limits import SECOND_NS
 from taskyard.net.channel import Channel
 from tests.kit.processes import PATIENCE_SECONDS, Broker, until

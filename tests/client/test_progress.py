@@ -17,8 +17,7 @@ import pytest
 
 from taskyard.client import progress
 from taskyard.client.client import AsyncClient, Client
-from taskyard.client.future_sets import as_completed, wait
-from taskyard.client.futures import Future
+from taskyard.client.futures import Future, as_completed, wait
 from taskyard.errors import TimedOut
 from tests.cli.yard import Yard, running
 from tests.kit.processes import PATIENCE_SECONDS
@@ -169,7 +168,8 @@ def test_notebook_gets_a_bar_that_is_drawn_again(cell: Cell, clock: list[float])
     assert "33/100, 1 failed, 1 cancelled, 16/s, about 4.1 s left" in texts
     assert texts[-1] == "100/100, 1 failed, 1 cancelled"
     assert len(texts) == 51
-    assert all("<div" in bundle["text/html"] for bundle in cell.drawn)
+    assert all("<pre" in bundle["text/html"] for bundle in cell.drawn)
+    assert "100/100" in cell.drawn[-1]["text/html"]
 
 
 def test_slow_tasks_have_a_rate_a_minute(cell: Cell, clock: list[float]) -> None:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import taskyard
-from taskyard.client import stalls
+from taskyard.client import waits
 from taskyard.client.futures import Future, settled_in_loop
 from taskyard.client.internal import InternalClient
-from taskyard.client.stalls import NAMES_MAX, STALL_NS, STALL_NS_MAX, Stall, Stalls
+from taskyard.client.waits import NAMES_MAX, STALL_NS, STALL_NS_MAX, Stall, Stalls
 from taskyard.core.events import Scope
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Terms
@@ -159,8 +159,8 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 @pytest.fixture
 def lines(monkeypatch: pytest.MonkeyPatch) -> SimpleQueue[str]:
     """Return the lines that clients report, without the two seconds."""
-    monkeypatch.setattr(stalls, "STALL_NS", 0)
-    monkeypatch.setattr(stalls, "STALL_NS_MAX", SECOND_NS // 10)
+    monkeypatch.setattr(waits, "STALL_NS", 0)
+    monkeypatch.setattr(waits, "STALL_NS_MAX", SECOND_NS // 10)
     return SimpleQueue()
 
 
@@ -209,8 +209,8 @@ def test_polls_for_all_tasks_report_the_reason(broker: Broker, lines: SimpleQueu
 PROGRAM = """
 import sys
 from taskyard import Client
-from taskyard.client import stalls
-stalls.STALL_NS = 0
+from taskyard.client import waits
+waits.STALL_NS = 0
 Client(sys.argv[1]).submit(lambda x: x + 1, 1, name="f").result()
 """
 
@@ -305,6 +305,5 @@ def test_timeout_error_of_the_task_is_raised_as_it_is() -> None:
 def test_executor_with_its_own_workers_reports_no_lack_of_them() -> None:
     with taskyard.Executor(slots=1) as executor:
         assert executor.submit(pow, 2, 3).result() == 8
-        session = executor._core.session  # noqa: SLF001
-        assert session is not None
+        session = executor._core.client._session  # noqa: SLF001
         assert session.stalls.known_reasons == {"no-worker"}

@@ -64,7 +64,7 @@ def test_pages_have_every_task_once(client: Client, order: str) -> None:
     while True:
         page = found(client, f"--campaign a {order}", 4, place)
         pages.append([view["name"] for view in page.rows])
-        place = page.next_place
+        place = page.next_offset
         if not place:
             break
     assert [len(page) for page in pages] == [4, 4, 2]

@@ -14,7 +14,7 @@ import pytest
 from taskyard import AsyncClient, Executor
 from taskyard.client import discovery, session
 from taskyard.client.internal import InternalClient
-from taskyard.client.pending_tasks import UPLOADS_MAX
+from taskyard.client.task_buffer import UPLOADS_MAX
 from taskyard.core.limits import BLOB_BYTES_MIN
 from taskyard.core.model import Terms
 from taskyard.errors import BytesMissing, BytesNotStored
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from taskyard.client.pending_tasks import PendingTask
+    from taskyard.client.task_buffer import PendingTask
 
 #: No worker serves it.
 UNSERVED = "unserved"

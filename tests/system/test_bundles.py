@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskyard import bundle_part
-from taskyard.client import campaigns
 from taskyard.client.internal import InternalClient
+from taskyard.client.submit import bundle_spec
 from tests.kit.processes import run_here, until
 from tests.system.kit import Broker
 from tests.system.peers import InstantRunner, Worker
@@ -93,9 +93,9 @@ def test_bundle_is_kept_once_by_a_broker_that_is_killed(
 def submit(broker: Broker, recipients: int) -> int:
     """Submit the bundle. Return the number of new tasks."""
     names = [f"recipient-{number}" for number in range(recipients)]
-    bundle_spec = campaigns.bundle_spec(BODY, names, "news", None, {"service": "load"})
+    bundle = bundle_spec(BODY, names, "news", None, {"service": "load"})
     with InternalClient(broker.endpoint) as client:
-        return client.create_bundle(bundle_spec)
+        return client.create_bundle(bundle)
 
 
 @contextmanager

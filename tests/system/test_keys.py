@@ -24,8 +24,8 @@ from taskyard.net.host import Poller
 from taskyard.net.keyring import Keyring
 from taskyard.net.keys import PeerKey, make_secret, read_peer_key
 from taskyard.net.protocols import SystemClock
-from taskyard.web.event_columns import expanded
-from taskyard.web.event_feed import EventFeed
+from taskyard.web.events import expanded
+from taskyard.web.follower import EventFeed
 from taskyard.wire.native import peer, value_messages
 from taskyard.wire.roles import Role
 from tests.kit.processes import PATIENCE_SECONDS, Broker, Running, run, run_here, until

@@ -128,10 +128,10 @@ def test_peers_of_all_dialects_follow_a_killed_broker(tmp_path: Path) -> None:
         until(lambda: len(marks(tmp_path)) == len(futures), "all tasks run")
         job = front.submit(b"later")
         pair.broker.kill()
-        until(lambda: native.unanswered_since is not None or not native.place)
+        until(lambda: native.unanswered_since is not None or not native.address)
         pair.start(1)
         native.status()
-        assert native.place == pair.place(1)
+        assert native.address == pair.place(1)
         (tmp_path / "gate").touch()
         for future in futures:
             future.result(PATIENCE_SECONDS)
@@ -168,7 +168,7 @@ def test_native_peers_follow_a_broker_that_ends_or_is_stopped(
         waiting = stack.enter_context(Running(one, "wait", "--broker", pair.endpoint("dwork")))
         pair.start(1, two)
         client.status()
-        assert (client.place, client.broker) == (pair.place(1), pair.endpoint("dwork"))
+        assert (client.address, client.broker) == (pair.place(1), pair.endpoint("dwork"))
         (one / "gate").touch()
         assert futures[-1].result(PATIENCE_SECONDS) == "after\n"
         assert waiting.end()[0] == 0

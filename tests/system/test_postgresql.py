@@ -19,7 +19,7 @@ from taskyard.client.client import Client
 from taskyard.errors import BytesMissing, Refused
 from taskyard.journal import history, snapshot
 from taskyard.pipeline.jobs import history as history_job
-from taskyard.web.event_feed import EventFeed
+from taskyard.web.follower import EventFeed
 from tests.kit.postgres import name_in
 from tests.kit.processes import PATIENCE_SECONDS, Broker, Running, Worker, run, run_here, until
 

@@ -17,8 +17,7 @@ from textual.widgets import Input, RichLog, Static
 from taskyard.cli.options import CliContext
 from taskyard.cli.web import BrokerConnector
 from taskyard.client import task_filters
-from taskyard.client.broker_link import BrokerLink
-from taskyard.client.internal import InternalClient
+from taskyard.client.internal import BrokerLink, InternalClient
 from taskyard.errors import NoBroker
 from taskyard.tui.app import RowTable, Top, key_table
 from taskyard.tui.output import TaskPane

@@ -15,7 +15,7 @@ from starlette.routing import Mount, Route
 
 from taskyard.web.access import BEARER_PATHS, OPEN_PATHS, Guard
 from taskyard.web.address import Role, Secret
-from taskyard.web.app import make_app
+from taskyard.web.server import make_app
 from tests.web.asgi import send
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import pytest
 from starlette.applications import Starlette
 
 import taskyard.web
-from taskyard.web import assets
 from taskyard.web.access import Guard
 from taskyard.web.address import Role, Secret
+from taskyard.web.views import site
 from tests.web.asgi import send
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ NAMES = sorted({name for text in TEMPLATES for name in re.findall(r"{{ static }}
 
 def get(address: str, **headers: str) -> Reply:
     secret = Secret(b"s" * 32)
-    guard = Guard(Starlette(routes=assets.routes()), secret, ["127.0.0.1"], PORT)
+    guard = Guard(Starlette(routes=site.static_routes()), secret, ["127.0.0.1"], PORT)
     cookie = f"{guard.cookie_name}={secret.cookie(Role.VIEWER)}"
     given = {"host": f"127.0.0.1:{PORT}", "cookie": cookie}
     return send(guard, "GET", address, given | headers)
@@ -35,7 +35,7 @@ def get(address: str, **headers: str) -> Reply:
 
 @pytest.mark.parametrize("name", [*NAMES, "charts.js"])
 def test_file_may_be_kept(name: str) -> None:
-    reply = get(f"{assets.root()}/{name}")
+    reply = get(f"{site.static_root()}/{name}")
     assert reply.status == 200
     assert reply.headers["cache-control"] == "private, max-age=31536000, immutable"
 
@@ -46,9 +46,9 @@ def test_other_addresses_are_not_kept() -> None:
 
 
 def test_changed_file_changes_the_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = assets.root()
+    before = site.static_root()
     shutil.copytree(PACKAGE / "static", tmp_path / "static")
-    monkeypatch.setattr(assets, "_STATIC", tmp_path / "static")
-    assert assets.root.__wrapped__() == before
+    monkeypatch.setattr(site, "_STATIC", tmp_path / "static")
+    assert site.static_root.__wrapped__() == before
     (tmp_path / "static" / "page.css").write_text("body { color: red }")
-    assert assets.root.__wrapped__() != before
+    assert site.static_root.__wrapped__() != before

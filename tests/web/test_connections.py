@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskyard.web import connections
+from taskyard.web import server
 from taskyard.web.server import PageServer
 from tests.kit.processes import PATIENCE_SECONDS, until
 
@@ -141,7 +141,7 @@ def set_seconds(monkeypatch: pytest.MonkeyPatch, **seconds: float) -> None:
     """Set some limits of time. All others are too long for a test."""
     for name in ("HEADER", "REQUEST", "PART", "ANSWER"):
         value = seconds.get(name.lower(), 10.0 * PATIENCE_SECONDS)
-        monkeypatch.setattr(connections, f"{name}_SECONDS_MAX", value)
+        monkeypatch.setattr(server, f"{name}_SECONDS_MAX", value)
 
 
 # Slow requests.
@@ -198,7 +198,7 @@ def test_little_is_kept_for_a_reader_that_stops(
     set_seconds(monkeypatch)
     page.connect(request("/parts"))
     (found,) = page.server.server_state.connections
-    assert isinstance(found, connections.LimitedConnection)
+    assert isinstance(found, server.LimitedConnection)
     until(lambda: found.flow.write_paused, "the kernel takes no more")
     assert found.transport.get_write_buffer_size() <= len(PART) + 100
 
@@ -215,7 +215,7 @@ def test_stream_ends_although_it_is_not_read(page: Page, monkeypatch: pytest.Mon
 def small(page: Page, monkeypatch: pytest.MonkeyPatch) -> Page:
     """Serve 8 connections, 4 of an address."""
     set_seconds(monkeypatch)
-    monkeypatch.setattr(connections, "CONNECTIONS_MAX", 8)
+    monkeypatch.setattr(server, "CONNECTIONS_MAX", 8)
     return page
 
 
@@ -277,7 +277,7 @@ def test_oldest_of_all_is_closed_if_there_are_too_many(small: Page) -> None:
 def test_connections_leave_descriptors_to_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     for soft, most in ((400, 200), (1 << 20, 512), (resource.RLIM_INFINITY, 512)):
         monkeypatch.setattr(resource, "getrlimit", lambda _, soft=soft: (soft, soft))
-        assert connections.connections_max() == most
+        assert server.connections_max() == most
 
 
 # Malformed requests.
@@ -300,7 +300,7 @@ def test_malformed_request_is_refused(page: Page) -> None:
 @pytest.mark.parametrize("before", [b"", request()], ids=["first", "next"])
 def test_long_header_is_refused(page: Page, before: bytes, end: bytes) -> None:
     peer, found = page.connect(), b""
-    peer.sendall(before + HALF + b"a" * connections.HEADER_BYTES_MAX + end)
+    peer.sendall(before + HALF + b"a" * server.HEADER_BYTES_MAX + end)
     with suppress(ConnectionError):  # the end is reset if the server has not read everything
         while part := peer.recv(1 << 16):
             found += part
@@ -310,7 +310,7 @@ def test_long_header_is_refused(page: Page, before: bytes, end: bytes) -> None:
 
 
 def test_long_body_is_no_long_header(page: Page) -> None:
-    length = 3 * connections.HEADER_BYTES_MAX
+    length = 3 * server.HEADER_BYTES_MAX
     head = b"POST /form HTTP/1.1\r\nHost: page\r\nContent-Length: %d\r\n\r\n" % length
     assert page.connect(head + b"a" * length).status() == 200
 
@@ -329,7 +329,7 @@ def test_malformed_body_in_the_same_read_is_refused(page: Page, path: str) -> No
 def test_peer_that_sends_on_is_dropped(page: Page) -> None:
     peer = page.stream()
     (found,) = page.server.server_state.connections
-    assert isinstance(found, connections.LimitedConnection)
-    sent = bytes(connections.NEXT_BYTES_MAX + 1)
+    assert isinstance(found, server.LimitedConnection)
+    sent = bytes(server.NEXT_BYTES_MAX + 1)
     found.loop.call_soon_threadsafe(found.data_received, sent)
     peer.wait_for_end()

@@ -15,8 +15,8 @@ from taskyard.core.ledger import Ledger
 from taskyard.journal import compaction, recovery
 from taskyard.journal.row_file import Block
 from taskyard.journal.sqlite import SqliteStore
-from taskyard.web.event_columns import expanded
-from taskyard.web.event_feed import EventFeed
+from taskyard.web.events import expanded
+from taskyard.web.follower import EventFeed
 from taskyard.web.view import View
 
 if TYPE_CHECKING:

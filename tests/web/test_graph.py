@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from taskyard.core.states import TaskState
-from taskyard.web.graph import NODES_MAX, OPEN_TASKS_MAX, draw
-from taskyard.web.graph_levels import levels_of, reached
+from taskyard.web.graph import NODES_MAX, OPEN_TASKS_MAX, Shape, draw, levels_of, reached
 from taskyard.web.view import View
 
 
@@ -103,7 +102,8 @@ def test_focus_draws_what_a_task_is_connected_with(view: View) -> None:
 
 
 def test_kept_structure_follows_states_and_new_edges(view: View) -> None:
-    draw(view, "c")
+    kept: dict[str, Shape] = {}
+    draw(view, "c", shapes=kept)
     alone, first, last = (
         view.tasks.row_of(name) for name in (b"d/alone-1", b"c/fetch-0", b"c/save-1")
     )
@@ -111,9 +111,9 @@ def test_kept_structure_follows_states_and_new_edges(view: View) -> None:
     assert last is not None
     view.tasks.state[first] = TaskState.FAILED
     view.edges.add(np.array([first]), np.array([alone]))  # leads out of the campaign
-    assert draw(view, "c").nodes[0].counts == {"DONE": 199, "FAILED": 1}
+    assert draw(view, "c", shapes=kept).nodes[0].counts == {"DONE": 199, "FAILED": 1}
     view.edges.add(np.array([first]), np.array([last]))
-    drawing = draw(view, "c")
+    drawing = draw(view, "c", shapes=kept)
     assert (drawing.edges, drawing.levels) == (401, 6)
 
 

@@ -2,7 +2,13 @@
 
 import pytest
 
-from taskyard.web.pace import ROUND_SECONDS_MAX, ROUND_SECONDS_MIN, SHARE_MIN, Pace, idle_seconds
+from taskyard.web.follower import (
+    ROUND_SECONDS_MAX,
+    ROUND_SECONDS_MIN,
+    SHARE_MIN,
+    Pace,
+    idle_seconds,
+)
 
 
 class Machine:

@@ -40,12 +40,12 @@ PROGRAM = f"""
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, ({DESCRIPTORS}, {DESCRIPTORS}))
 from taskyard.cli import main
-from taskyard.web import connections
-connections.HEADER_SECONDS_MAX = 1e6
+from taskyard.web import server
+server.HEADER_SECONDS_MAX = 1e6
 %s
 main()
 """
-NO_ROOM_IS_MADE = "connections._make_room = lambda newest: None"
+NO_ROOM_IS_MADE = "server._make_room = lambda newest: None"
 
 
 def patience() -> float:

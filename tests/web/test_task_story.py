@@ -9,10 +9,9 @@ import pytest
 
 from taskyard.journal.history_rows import KINDS, READY
 from taskyard.journal.row_file import ColumnBuilder
-from taskyard.web import event_log
-from taskyard.web.event_columns import Catalog, EventColumns, columns_of
-from taskyard.web.event_log import EventLog, TaskEvent
-from taskyard.web.task_story import story_of
+from taskyard.web import events
+from taskyard.web.events import Catalog, EventColumns, EventLog, TaskEvent, columns_of
+from taskyard.web.views.tasks import story_of
 
 
 def told(events: list[TaskEvent], *attempts: dict[str, Any]) -> list[str]:
@@ -78,7 +77,6 @@ def test_every_kind_of_event_has_a_sentence(kind: str) -> None:
 
 
 def test_log_returns_the_events_of_one_task_across_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_log, "_CHUNK_EVENTS", 4)
     catalog = Catalog()
     log = EventLog(catalog)
     for time_ns in range(1, 22, 3):
@@ -87,7 +85,7 @@ def test_log_returns_the_events_of_one_task_across_chunks(monkeypatch: pytest.Mo
     assert len(log) == 14
     assert [event.time_ns for event in log.of_task(1)] == list(range(2, 21, 3))
     assert {event.kind for event in log.of_task(1)} == {"leased"}
-    monkeypatch.setattr(event_log, "EVENTS_MAX", 2)
+    monkeypatch.setattr(events, "EVENTS_MAX", 2)
     assert [event.time_ns for event in log.of_task(0)] == [16, 19]  # the latest ones
 
 

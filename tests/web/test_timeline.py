@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from taskyard.core.states import TaskState
-from taskyard.web.charts import timeline_figure
-from taskyard.web.timeline import BARS_MAX, WORKERS_MAX, timeline_of
+from taskyard.web.charts import BARS_MAX, WORKERS_MAX, timeline_figure, timeline_of
 from taskyard.web.view import View
 
 SECOND_NS = 1_000_000_000

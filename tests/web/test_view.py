@@ -17,12 +17,10 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.journal import recovery, starts
 from taskyard.journal.row_file import Block, ColumnBuilder
 from taskyard.journal.sqlite import SqliteStore
-from taskyard.web.broker_events import Pause
 from taskyard.web.charts import throughput_figure
-from taskyard.web.event_columns import columns_of
-from taskyard.web.event_feed import Batch, EventFeed
-from taskyard.web.follower import Follower
-from taskyard.web.task_table import STATE_NAMES
+from taskyard.web.events import Batch, Pause, columns_of
+from taskyard.web.follower import EventFeed, Follower
+from taskyard.web.tables import STATE_NAMES
 from taskyard.web.view import View
 from tests.kit.processes import PATIENCE_SECONDS
 

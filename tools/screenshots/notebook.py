@@ -8,9 +8,8 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, Final
 
-from taskyard.client import notebook
+from taskyard.client import progress
 from taskyard.client.client import Client
-from taskyard.client.progress_rate import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,10 +31,13 @@ def page(state: Path, campaign: str, tasks: Mapping[str, str]) -> str:
         for name in tasks.values():
             cells[f"client.future({name!r})"] = client.future(name)._repr_html_()
         counts = found.status()
+
+    def display(bundle: dict[str, str], **_: object) -> None:
+        cells[f"client.campaign({campaign!r}).wait(progress=True)"] = bundle["text/html"]
+
     ended = sum(counts[state] for state in ("done", "failed", "cancelled"))
-    total = sum(counts.values())
-    progress = Progress(ended, counts["failed"], total, f"{counts['failed']:,} failed")
-    cells[f"client.campaign({campaign!r}).wait(progress=True)"] = notebook.progress_html(progress)
+    bar = progress.DrawnBar(display)
+    bar.show(ended, sum(counts.values()), f"{counts['failed']:,} failed")
     shown = "".join(f"<pre>{escape(code)}</pre>\n{box}\n" for code, box in cells.items())
     return (
         '<!doctype html>\n<html lang="en"><meta charset="utf-8">'

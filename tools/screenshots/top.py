@@ -6,8 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from taskyard.cli.offline import OfflineClient
-from taskyard.client.broker_link import BrokerLink
-from taskyard.client.internal import InternalClient
+from taskyard.client.internal import BrokerLink, InternalClient
 from taskyard.client.task_filters import Filter
 from taskyard.tui.app import Top
 

@@ -25,8 +25,8 @@ from simulator.outputs import (
 from simulator.plan import SECOND_NS
 from simulator.product_clients import NativeProductClient, SettableFuture, full_name_of
 from simulator.values import ValueChannel
-from taskyard.client import pending_tasks
-from taskyard.client.pending_tasks import Uploads
+from taskyard.client import task_buffer
+from taskyard.client.task_buffer import Uploads
 from taskyard.core import identity
 from taskyard.core.events import Outcome, UnknownPolicy
 from taskyard.core.model import Refusal, Terms
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from simulator.processes import ProductWorker
-    from taskyard.client.pending_tasks import Upload
+    from taskyard.client.task_buffer import Upload
     from taskyard.errors import Refused
     from taskyard.worker.jobs import Job, JobResult
 
@@ -138,7 +138,7 @@ class CallClient(NativeProductClient):
         terms = Terms(campaign=campaign, service=CALLS)
         payload = payload_of(identity.spelling(campaign, name), [one.decode() for one in needed])
         future = SettableFuture(self, name)  # each process has another one
-        task = pending_tasks.PendingTask(
+        task = task_buffer.PendingTask(
             name, payload, terms, b"", tuple(needed), UnknownPolicy.REFUSE, future
         )
         task.restore = lambda: None  # see `CallUploads`
@@ -154,7 +154,7 @@ class CallClient(NativeProductClient):
         self._session._buffer.uploads = CallUploads(self)  # noqa: SLF001  # threads are not simulated
         self._values.put(b"of no call, " * 500, lambda: None)
 
-    def _submit(self, process: int, task: pending_tasks.PendingTask) -> None:
+    def _submit(self, process: int, task: task_buffer.PendingTask) -> None:
         """Store the arguments of a call, and submit it then."""
         if process != self.process or not self.alive:
             return

@@ -21,7 +21,7 @@ from simulator.models import BLOCKED, Violation
 from simulator.plan import SECOND_NS
 from simulator.processes import SimProcess
 from simulator.sockets import ENDPOINT, Socket
-from taskyard.client import open_requests, pending_tasks, session
+from taskyard.client import session, task_buffer, waits
 from taskyard.core import effects, events, identity
 from taskyard.core.events import UnknownPolicy
 from taskyard.core.model import Submission, Terms
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _Q: Final = pb.QueryMsg
 
 #: It waits for a broker without limit.
-_LIMITS: Final = open_requests.ReplyTimeouts(3600 * SECOND_NS, None)
+_LIMITS: Final = waits.ReplyTimeouts(3600 * SECOND_NS, None)
 
 
 class SettableFuture:
@@ -93,9 +93,9 @@ class NativeProductClient(SimProcess):
     def __init__(self, world: World, name: bytes) -> None:
         super().__init__(world, name)
         #: Tasks to submit, and their times.
-        self.pending: list[tuple[int, pending_tasks.PendingTask]] = []
+        self.pending: list[tuple[int, task_buffer.PendingTask]] = []
         #: Submitted tasks that are not settled for it.
-        self.open: dict[bytes, pending_tasks.PendingTask] = {}
+        self.open: dict[bytes, task_buffer.PendingTask] = {}
         #: What a future found.
         self.violation: Violation | None = None
 
@@ -104,9 +104,7 @@ class NativeProductClient(SimProcess):
         terms = Terms(campaign=campaign, service=service)
         payload = DO + identity.spelling(campaign, name)
         future = SettableFuture(self, name)  # each process has another one
-        task = pending_tasks.PendingTask(
-            name, payload, terms, b"", (), UnknownPolicy.REFUSE, future
-        )
+        task = task_buffer.PendingTask(name, payload, terms, b"", (), UnknownPolicy.REFUSE, future)
         self.pending.append((when_ns, task))
 
     def build(self) -> None:
@@ -121,7 +119,7 @@ class NativeProductClient(SimProcess):
             submit = partial(self._submit, self.process, task)
             self.world.timeline.at(max(when_ns, now_ns), submit)
 
-    def _submit(self, process: int, task: pending_tasks.PendingTask) -> None:
+    def _submit(self, process: int, task: task_buffer.PendingTask) -> None:
         if process != self.process or not self.alive:
             return
         full_name = full_name_of(task)
@@ -236,7 +234,7 @@ class RoundRobinProductClient(SimProcess):
         self._socket.close()
 
 
-def full_name_of(task: pending_tasks.PendingTask) -> bytes:
+def full_name_of(task: task_buffer.PendingTask) -> bytes:
     """Return the name of a task with its campaign."""
     return identity.spelling(task.terms.campaign, task.name)
 

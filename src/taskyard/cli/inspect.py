@@ -37,12 +37,7 @@ from taskyard.cli.format import (
     full_name,
 )
 from taskyard.cli.options import CliContext
-from taskyard.cli.output import (
-    example,
-    print_document,
-    print_table,
-    print_view,
-)
+from taskyard.cli.output import example, print_document, print_table, print_view
 from taskyard.cli.progress import format_counts
 from taskyard.cli.scopes import (
     OnceOption,
@@ -60,10 +55,10 @@ from taskyard.cli.wait import (
     format_slowest,
     slowest_tasks,
 )
+from taskyard.client.requests import problems_of
 from taskyard.core.states import TaskState
 from taskyard.errors import ExitCode, UnknownName, UserError
 from taskyard.net.endpoints import has_addresses
-from taskyard.web.problems import problems_of
 from taskyard.wire.views import Service
 
 if TYPE_CHECKING:
@@ -262,7 +257,7 @@ def _place_lines(cli_context: CliContext, broker: ReadOnlyClient) -> list[str]:
     endpoint = broker_location(cli_context).broker
     if endpoint is None or not has_addresses(endpoint):
         return []
-    return [f"answered by {getattr(broker, 'place', '')}"]
+    return [f"answered by {getattr(broker, 'address', '')}"]
 
 
 def _page_address(cli_context: CliContext) -> str | None:

@@ -15,7 +15,7 @@ import click
 
 from taskyard.cli.format import escape_line, format_count
 from taskyard.cli.terminal import escape_control, raw_stream
-from taskyard.client.progress_rate import Rate
+from taskyard.client.progress import Rate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -42,7 +42,7 @@ from taskyard.cli.task_options import (
     warn_unused_stdin,
 )
 from taskyard.cli.wait import report, wait_for, wait_target
-from taskyard.client import campaigns
+from taskyard.client import submit
 from taskyard.core.events import UnknownPolicy
 from taskyard.core.identity import spelling
 from taskyard.core.states import TaskState
@@ -195,7 +195,7 @@ def _recipient_format(path: str) -> str:
 
 def _bundle_spec(
     recipients: Sequence[InputRow], path: str, name: str | None, values: dict[str, Any]
-) -> campaigns.BundleSpec:
+) -> submit.BundleSpec:
     if values["payload"] is None:
         raise UserError("missing payload: give --payload TEXT or --payload @FILE")
     if not recipients:
@@ -203,7 +203,7 @@ def _bundle_spec(
     entries = [row.text if row.fields is None else row.fields for row in recipients]
     payload = read_payload_option(values["payload"])
     with _with_line_numbers(recipients):
-        bundle_spec = campaigns.bundle_spec(
+        bundle_spec = submit.bundle_spec(
             payload, entries, name, values["campaign"], task_keys(values)
         )
     bundle_spec.unknown = UnknownPolicy.WAIT if values["wait_for_unknown"] else UnknownPolicy.REFUSE
@@ -221,7 +221,7 @@ def _with_line_numbers(recipients: Sequence[InputRow]) -> Iterator[None]:
 
 
 def _create(
-    client: InternalClient, bundle_spec: campaigns.BundleSpec, recipients: Sequence[InputRow]
+    client: InternalClient, bundle_spec: submit.BundleSpec, recipients: Sequence[InputRow]
 ) -> int:
     try:
         with _with_line_numbers(recipients):
@@ -232,7 +232,7 @@ def _create(
 
 
 def _wait_for_bundle(
-    cli_context: CliContext, client: InternalClient, bundle_spec: campaigns.BundleSpec, *, new: int
+    cli_context: CliContext, client: InternalClient, bundle_spec: submit.BundleSpec, *, new: int
 ) -> ExitCode:
     campaign, names = escape_line(bundle_spec.campaign), [*bundle_spec.tasks()]
     cli_context.interrupt_message = (

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from taskyard.cli.wait import WaitTarget
     from taskyard.client.internal import InternalClient
-    from taskyard.client.reads import RecordBatch
+    from taskyard.client.results import RecordBatch
 
 #: The poll interval of --until-settled while nothing happens.
 _LOOK_NS: Final = 500_000_000

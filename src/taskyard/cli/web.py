@@ -122,7 +122,7 @@ def _server(
     """Return a function that serves the page on a socket with a secret. Raises NotInstalled."""
     with suppress(OSError):
         os.nice(_NICENESS)
-    from taskyard.client.broker_link import BrokerLink  # noqa: PLC0415
+    from taskyard.client.internal import BrokerLink  # noqa: PLC0415
 
     try:
         from taskyard.web import server  # noqa: PLC0415  # an extra
@@ -193,7 +193,7 @@ def top(cli_context: CliContext, /, part: str | None, **given: Any) -> None:  # 
     shows the last state of the directory.
     """
     try:
-        from taskyard.client.broker_link import BrokerLink  # noqa: PLC0415  # slow to import
+        from taskyard.client.internal import BrokerLink  # noqa: PLC0415  # slow to import
         from taskyard.tui.app import Top  # noqa: PLC0415  # an extra
     except ImportError as error:
         raise NotInstalled(f"top: needs {error.name} (`pip install 'taskyard[tui]'`)") from error

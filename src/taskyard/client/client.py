@@ -1,9 +1,10 @@
-"""Both clients: submit tasks, wait for them, inspect them, change them.
+"""Both clients and their campaigns: submit tasks, wait for them, inspect them, change them.
 
 `ClientBase` is the table of their methods. The method of a `Client` blocks and that of an
 `AsyncClient` is awaited, and both have one signature and one docstring. Several threads may use one
 `Client`. An `AsyncClient` and its futures belong to the loop in which it was made: nothing blocks
-that, and a timeout or a cancelled asyncio task ends the waiting, not the Taskyard task.
+that, and a timeout or a cancelled asyncio task ends the waiting, not the Taskyard task. A campaign
+holds only its name and asks its client for everything, so it includes tasks that others submit.
 """
 
 from __future__ import annotations
@@ -12,15 +13,18 @@ from concurrent.futures import FIRST_EXCEPTION, wait
 from concurrent.futures import Future as AnyFuture
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, Self, cast, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, overload
 
-from taskyard.client import commands, discovery, functions, future_sets, reads, requests
-from taskyard.client.campaigns import Campaign
+from taskyard.client import discovery, functions, requests
+from taskyard.client import futures as task_futures
+from taskyard.client import progress as drawing
+from taskyard.client import results as task_results
 from taskyard.client.discovery import submitter_environment
 from taskyard.client.exchanges import (
     AwaitingRunner,
     Blocking,
     BlockingRunner,
+    OfClient,
     RunnerT,
     Sleep,
     exchange_method,
@@ -29,10 +33,11 @@ from taskyard.client.exchanges import (
     request_and_wait,
 )
 from taskyard.client.futures import Future, LoopBridge, Settled
-from taskyard.client.open_requests import ReplyTimeouts
+from taskyard.client.requests import scope_of
 from taskyard.client.session import ABANDON_SECONDS, Session
-from taskyard.client.submit import Submitter, positional, rows_of
-from taskyard.core.events import Scope
+from taskyard.client.submit import Submitter, bundle_spec, create_bundle, positional, rows_of
+from taskyard.client.waits import ReplyTimeouts
+from taskyard.core.events import Scope, UnknownPolicy
 from taskyard.net.endpoints import has_addresses
 from taskyard.process import current_task
 
@@ -44,12 +49,94 @@ if TYPE_CHECKING:
     from typing_extensions import TypeVar as TypeVarWithDefault
 
     from taskyard.client.discovery import Variables
-    from taskyard.client.exchanges import Awaited, Page, Query, Steps
-    from taskyard.client.future_sets import Errors
-    from taskyard.client.reads import RecordBatch
+    from taskyard.client.exchanges import Awaited, Exchange, Page, Query, Steps
+    from taskyard.client.futures import Errors
+    from taskyard.client.results import RecordBatch
     from taskyard.wire.native.peer import Reply
 
     _T = TypeVarWithDefault("_T", default=Any)
+
+
+class Campaign(OfClient[RunnerT]):
+    """The tasks of a campaign, present and future. Made by `Client.campaign`."""
+
+    def __init__(self, client: Any, name: str) -> None:  # noqa: ANN401  # either client
+        self._client = client
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"<Campaign {self.name!r} of {self._client.broker}>"
+
+    def _repr_html_(self) -> str:
+        """Return HTML for a notebook, within a second. Never raises."""
+        from taskyard.client import notebook  # noqa: PLC0415  # only notebooks need it
+
+        return notebook.campaign_html(self._client._session, self.name)  # noqa: SLF001  # a part of it
+
+    @exchange_method
+    def status(self, timeout: float | None = None) -> Exchange[dict[str, int]]:
+        """Return how many tasks are in each state."""
+        return (yield from requests.counts(self.name, timeout))
+
+    @exchange_method
+    def futures(self) -> Exchange[list[Future[Any, RunnerT]]]:
+        """Return futures of all tasks that the campaign has now."""
+        tasks = yield from requests.campaign_tasks(self.name)
+        return [*self._client._submitter.watch(tasks).values()]  # noqa: SLF001  # a part of it
+
+    @listing_method
+    def tasks(self, match: str = "") -> Page[int, dict[str, Any]]:
+        """Yield the tasks in the order of their submission, page by page."""
+        return partial(requests.listed_tasks, scope_of(campaign=self.name), match)
+
+    @exchange_method
+    def wait(self, timeout: float | None = None, *, progress: bool = False) -> Exchange[None]:
+        """Wait until no task of the campaign can run any more. Raises `TimedOut`.
+
+        With `progress`, draw a bar on a terminal or in a notebook, else print a line now and then.
+        """
+        follow = drawing.follow_campaign if progress else requests.wait_campaign
+        yield from follow(self.name, timeout)
+
+    @exchange_method
+    def cancel(self, timeout: float | None = None) -> Exchange[int]:
+        """Cancel unsettled tasks and all that wait for them. Return how many."""
+        return (yield from requests.cancel(campaign=self.name, timeout=timeout))
+
+    @exchange_method
+    def retry(self, timeout: float | None = None) -> Exchange[int]:
+        """Retry failed tasks, and delayed tasks now. Return how many."""
+        return (yield from requests.retry(campaign=self.name, timeout=timeout))
+
+    @exchange_method
+    def submit_bundle(
+        self,
+        /,
+        payload: str | bytes | list[Any] | dict[str, Any],
+        recipients: Iterable[str] | Iterable[dict[str, Any]],
+        *,
+        name: str | None = None,
+        lane: str | None = None,
+        wait_for_unknown: bool = False,
+        **options: Any,  # noqa: ANN401  # the keys of a task, checked there
+    ) -> Exchange[list[Future[Any, RunnerT]]]:
+        """Submit one payload for many recipients (fan-out): a task for each text or dict of fields.
+
+        The tasks are 0, 1, … of this campaign, or with a `name` NAME/0, NAME/1, …. They share the
+        payload, a JSON object with `body` and `recipients`. A worker calls `taskyard.bundle_part`
+        for its part.
+
+        The lane is a template of the recipient's fields. The default is the template of the
+        service, else "{recipient}". Other options are those of `submit`. Returns the futures in the
+        recipients' order when the broker has the bundle. Raises `Refused` if it refuses the whole,
+        and `UserError` for more than 100,000 recipients.
+        """
+        keys = {"lane": lane, **options}
+        spec = bundle_spec(payload, recipients, name or self.name, self.name, keys)
+        spec.unknown = UnknownPolicy.WAIT if wait_for_unknown else UnknownPolicy.REFUSE
+        yield from create_bundle(spec)
+        return [*self._client._submitter.watch(spec.tasks()).values()]  # noqa: SLF001  # a part of it
+
 
 #: Default timeout for the broker's first answer.
 TIMEOUT_SECONDS: Final = 5.0
@@ -80,7 +167,7 @@ class ClientBase(Generic[RunnerT]):
         """Connect to a broker by its endpoint or its state directory.
 
         On the local socket, commands run in the current directory of this moment, with the usual
-        variables of this process: PATH, HOME and others. `env` has the names of further variables,
+        variables of this process, such as PATH and HOME. `env` has the names of further variables,
         or exactly the variables to pass as a dict. True passes all, False none. Over TCP, commands
         run where their workers were started.
 
@@ -93,8 +180,8 @@ class ClientBase(Generic[RunnerT]):
         must arrive within `connect_timeout` seconds. Later the client waits for a restart of the
         broker, however long it takes.
 
-        A broker that is at one of several places has all of them in its endpoint, with `+` between
-        them. Its first answer has 10 seconds more.
+        The endpoint of a pair of brokers has the addresses of both, with `+` between them. The
+        first answer then has 10 seconds more.
         """
         endpoint = discovery.endpoint(broker, state)
         bridge = self._bridge = self._loop_bridge()
@@ -102,16 +189,14 @@ class ClientBase(Generic[RunnerT]):
         self._timeout = connect_timeout if timeout is None else timeout
         self._session = Session(
             endpoint,
-            ReplyTimeouts.of(timeout, connect_timeout, has_places=has_addresses(endpoint)),
+            ReplyTimeouts.of(timeout, connect_timeout, is_pair=has_addresses(endpoint)),
             blocking=bridge is None,
             key=discovery.key_for(endpoint, key),
             on_turn=None if bridge is None else bridge.wake,
             report=report,
             environment=submitter_environment(endpoint, env),
         )
-        self._submitter: Submitter[Future[Any, RunnerT]] = Submitter(
-            self._session, partial(cast("Any", Future), self)
-        )
+        self._submitter: Submitter[RunnerT] = Submitter(self)
         self._session.start()
         self._begin()
 
@@ -119,7 +204,7 @@ class ClientBase(Generic[RunnerT]):
         """Do what has to follow the start of the session."""
 
     def _loop_bridge(self) -> LoopBridge | None:
-        """Return what passes outcomes to a loop. None: the session's thread settles futures."""
+        """Return what passes outcomes to a loop. Else the session's thread settles futures."""
         return None
 
     @property
@@ -171,7 +256,7 @@ class ClientBase(Generic[RunnerT]):
     ) -> Future[_T, RunnerT]:
         """Submit one task: a function with its arguments, an argv, or bytes.
 
-        A function is an object, or "module:function" with values for JSON. Its arguments follow, or
+        A function is an object, or "module:function" with values for JSON. The arguments follow, or
         are in `args` and `kwargs`. An object is pickled, and a worker has to allow that.
 
         Options are those of a task in a file: after (names or futures), service, lane, priority,
@@ -263,11 +348,12 @@ class ClientBase(Generic[RunnerT]):
         def gather(self, futures: object, errors: Errors = "raise") -> Steps[Any]:
             """Wait for futures, and return their results in the same collection.
 
-            It may be a list, tuple, set, dict or iterator, with others inside. Raises the first
-            exception of a future. With `errors` "skip", futures without a result are left out.
+            It may be a list, tuple, set, dict or iterator, with further collections inside. Raises
+            the first exception of a future. With `errors` "skip", futures without a result are left
+            out.
             """
-            futures = future_sets.prepared(futures, errors)
-            waiting = [*future_sets.futures_in(futures)]
+            futures = task_futures.prepared(futures, errors)
+            waiting = [*task_futures.futures_in(futures)]
             if self._bridge is None and current_task.has_slot():  # give it back once, not for each
                 wait(waiting, return_when=FIRST_EXCEPTION)
             for future in waiting:
@@ -275,7 +361,7 @@ class ClientBase(Generic[RunnerT]):
                     yield Settled(future)
                 if errors == "raise":
                     future.result()
-            return future_sets.without_skipped(future_sets.gathered(futures, errors))
+            return task_futures.without_skipped(task_futures.gathered(futures, errors))
 
     # Futures and campaigns.
 
@@ -308,8 +394,8 @@ class ClientBase(Generic[RunnerT]):
     status = exchanged(requests.status)
     show = exchanged(requests.show)
     why = exchanged(requests.why)
-    results = exchanged(reads.results)
-    output = exchanged(reads.output)
+    results = exchanged(task_results.results)
+    output = exchanged(task_results.output)
 
     @exchange_method
     def result(self, name: str) -> Steps[Any]:
@@ -317,7 +403,7 @@ class ClientBase(Generic[RunnerT]):
 
         Raises `TaskFailed` if there is none, and `BytesTruncated` if only its end is kept.
         """
-        found = yield from reads.decoded_result(name)
+        found = yield from task_results.decoded_result(name)
         if not found.is_pickled:
             return found.value
         values = self._submitter.calls.values
@@ -344,16 +430,16 @@ class ClientBase(Generic[RunnerT]):
         A `scope` selects records by campaign, service and lane. A batch may be empty: it shows that
         the broker answers. Raises `Refused` if there is no record `since`.
         """
-        return partial(reads.followed_records, since, scope)
+        return partial(task_results.followed_records, since, scope)
 
     # Changing.
 
-    cancel = exchanged(commands.cancel)
-    retry = exchanged(commands.retry)
-    edit = exchanged(commands.edit)
-    move = exchanged(commands.move)
-    pause = exchanged(commands.pause)
-    resume = exchanged(commands.resume)
+    cancel = exchanged(requests.cancel)
+    retry = exchanged(requests.retry)
+    edit = exchanged(requests.edit)
+    move = exchanged(requests.move)
+    pause = exchanged(requests.pause)
+    resume = exchanged(requests.resume)
 
 
 class Client(ClientBase[BlockingRunner], BlockingRunner):
@@ -382,7 +468,7 @@ class Client(ClientBase[BlockingRunner], BlockingRunner):
 class AsyncClient(ClientBase[AwaitingRunner], AwaitingRunner):
     """A connection to a broker for `asyncio`: a `Client` whose methods are awaited where they wait.
 
-    Make it inside a running loop. Its `report` is called in another thread. `async with` raises
+    Make it inside a running loop. `report` is called in another thread. `async with` raises
     `NoBroker` if the first answer does not arrive in time. Without it, the first awaited call does.
     """
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 #: The dialect of clients.
 NATIVE_DIALECT: Final = "dwork"
 
-#: One or several endpoints, each perhaps a list with commas.
+#: An endpoint or several, each perhaps a list with commas.
 Brokers: TypeAlias = "str | Sequence[str] | None"
 
 #: How long a connection may take to be refused. A reply of the system takes one round trip.
@@ -42,7 +42,7 @@ PROBE_SECONDS: Final = 0.5
 class BrokerLocation(NamedTuple):
     """The endpoint of a broker, or a state directory."""
 
-    #: None: the broker of the state directory.
+    #: None stands for the broker of the state directory.
     broker: str | None
     state: Path
 
@@ -99,14 +99,14 @@ def invited_endpoints(settings: Settings) -> tuple[str, ...]:
 
 def configured_invitation(settings: Settings) -> Invitation | None:
     """Return the invitation of the settings or the environment. Raises `UserError`."""
-    place = settings.broker.invite
-    if place is None:
+    invite = settings.broker.invite
+    if invite is None:
         return None
     from taskyard.net.keys import read_invitation, read_invitation_line  # noqa: PLC0415  # as in `key_for`
 
-    if isinstance(place, Path):
-        return read_invitation(str(place))
-    return read_invitation_line(settings.all["broker.invite"].origin.place, place.reveal())
+    if isinstance(invite, Path):
+        return read_invitation(str(invite))
+    return read_invitation_line(settings.all["broker.invite"].origin.place, invite.reveal())
 
 
 def peer_endpoints(broker: Brokers) -> tuple[str, ...]:
@@ -178,7 +178,7 @@ def key_for(
 
 
 def configured_key_file(settings: Settings) -> Path | None:
-    """Return the key file of the settings. It may be an invitation's. None: there is no file."""
+    """Return the key file of the settings, if there is one. It may be an invitation's."""
     key, invite = settings.broker.key, settings.broker.invite
     if settings.source("broker.invite") > settings.source("broker.key"):
         return invite if isinstance(invite, Path) else None
@@ -234,18 +234,18 @@ def key_files_for(
 def is_refused(endpoint: str) -> bool:
     """Return whether no process listens at an endpoint. False if that is not known quickly.
 
-    Nor is it known of a broker at several places: one of them may be about to take over.
+    Nor is it known of a broker with several addresses: a standby may be about to take over.
     """
     if endpoints.has_addresses(endpoint):
         return False
-    place = endpoints.parse_peer(endpoint)
+    address = endpoints.parse_peer(endpoint)
     try:
-        if isinstance(place, endpoints.Tcp):
-            socket.create_connection((place.host, place.port), PROBE_SECONDS).close()
+        if isinstance(address, endpoints.Tcp):
+            socket.create_connection((address.host, address.port), PROBE_SECONDS).close()
         else:
             with socket.socket(socket.AF_UNIX) as probe:
                 probe.settimeout(PROBE_SECONDS)
-                probe.connect(place.path)
+                probe.connect(address.path)
     except (ConnectionRefusedError, FileNotFoundError):
         return True
     except OSError:
@@ -268,8 +268,8 @@ def connection_hint(endpoint: str, key: PeerKey | None) -> str:
     return f"is it running, and is {key.name} a key of this broker?"
 
 
-#: Which variables are passed on. None: the usual ones. Names: these too. True: all. False: none. A
-#: mapping: exactly these.
+#: The variables to pass on. A mapping: exactly these. Names: these and the usual variables. True
+#: stands for all, False for none, and None for the usual variables.
 Variables = Mapping[str, str] | Iterable[str] | bool | None
 
 

@@ -53,7 +53,7 @@ Awaited = Coroutine[Any, Any, _T]
 
 
 class SlotCondition(threading.Condition):
-    """The condition of a future. Its lock is acquired once."""
+    """The condition of a future, whose lock is acquired once."""
 
     def wait(self, timeout: float | None = None) -> bool:
         if not current_task.has_slot():
@@ -134,7 +134,7 @@ class Query(NamedTuple):
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds until the caller stops waiting. None: no limit."""
+        """Seconds until the caller stops waiting. None if there is no limit."""
         return None if self.deadline is None else self.deadline.seconds_left + self.grace_seconds
 
     def timed_out(self) -> TimedOut:
@@ -157,7 +157,7 @@ class Step(Struct):
 
 
 class Sleep(Step):
-    """A pause. One of 0 seconds lets other asyncio tasks run."""
+    """A pause. A pause of 0 seconds lets other asyncio tasks run."""
 
     seconds: float = 0.0
 
@@ -190,7 +190,8 @@ Exchange = Generator[Query, Reply, _T]
 #: An exchange with further steps.
 Steps = Generator[Any, Any, _T]
 
-#: Returns a page of a listing, and the cursor of the next page. None: the first page, or the last.
+#: Returns a page of a listing, and the cursor of the next page. None asks for the first
+#: page, and comes with the last.
 Page = Callable[[_Cursor | None], Steps[tuple[list[_T], _Cursor | None]]]
 
 
@@ -307,7 +308,7 @@ if TYPE_CHECKING:
     )
 
     class OfClient(Generic[RunnerT]):
-        """A part of a client, such as a future. Its exchanges run as those of the client."""
+        """A part of a client, such as a future. Exchanges run as those of the client."""
 
         _client: Any
 
@@ -318,7 +319,7 @@ else:
     RunnerT = TypeVar("RunnerT")
 
     class OfClient:
-        """A part of a client, such as a future. Its exchanges run as those of the client."""
+        """A part of a client, such as a future. Exchanges run as those of the client."""
 
         __class_getitem__ = classmethod(GenericAlias)
 

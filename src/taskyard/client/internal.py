@@ -1,28 +1,34 @@
 """A client for Taskyard's own programs: commands, the page, the terminal view, Spark and joblib.
 
-It has their requests beside the methods of `Client`. It is no public interface.
+`InternalClient` has their requests beside the methods of `Client`. `BrokerLink` shares one between
+the viewers of the page or of `taskyard top`. It is no public interface.
 """
 
 from __future__ import annotations
 
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from taskyard.campaign.batches import encode_text
-from taskyard.client import campaigns, commands, reads, requests
+from taskyard.client import requests, results
 from taskyard.client.client import Client
 from taskyard.client.exchanges import exchanged, listing_method
 from taskyard.client.futures import Future
-from taskyard.client.pending_tasks import PendingTask
+from taskyard.client.submit import create_bundle
+from taskyard.client.task_buffer import PendingTask
 from taskyard.core.effects import Reason
 from taskyard.core.events import UnknownPolicy
+from taskyard.errors import NoBroker, TaskyardError, TimedOut
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Hashable, Sequence
     from datetime import datetime
 
     from taskyard.client.exchanges import Page
-    from taskyard.client.functions import OutcomeDecoder
     from taskyard.core.model import Terms
     from taskyard.process.call_values import Restore
     from taskyard.wire.native.peer import LaneCursor
@@ -39,17 +45,17 @@ class InternalClient(Client):
     resolve = exchanged(requests.resolve)
     wait_campaign = exchanged(requests.wait_campaign)
     wait_names = exchanged(requests.wait_names)
-    decoded_result = exchanged(reads.decoded_result)
-    kept_result = exchanged(reads.kept_result)
-    output_page = exchanged(reads.output_page)
-    poll_records = exchanged(reads.poll_records)
-    expire = exchanged(commands.expire)
-    drain = exchanged(commands.drain)
-    failover = exchanged(commands.failover)
-    create = exchanged(commands.create)
-    create_bundle = exchanged(campaigns.create_bundle)
-    lane_templates = exchanged(commands.lane_templates)
-    known_predecessors = exchanged(commands.known_predecessors)
+    decoded_result = exchanged(results.decoded_result)
+    kept_result = exchanged(results.kept_result)
+    output_page = exchanged(results.output_page)
+    poll_records = exchanged(results.poll_records)
+    expire = exchanged(requests.expire)
+    drain = exchanged(requests.drain)
+    failover = exchanged(requests.failover)
+    create = exchanged(requests.create)
+    create_bundle = exchanged(create_bundle)
+    lane_templates = exchanged(requests.lane_templates)
+    known_predecessors = exchanged(requests.known_predecessors)
 
     @property
     def timeout(self) -> float:
@@ -57,9 +63,9 @@ class InternalClient(Client):
         return self._timeout
 
     @property
-    def place(self) -> str:
-        """Where the broker is: one of the places in its endpoint. Empty: it is not connected."""
-        return self._session.outage.place()
+    def address(self) -> str:
+        """The address of the broker, of those in its endpoint. Empty: it is not connected."""
+        return self._session.outage.address()
 
     @property
     def unanswered_since(self) -> datetime | None:
@@ -84,7 +90,7 @@ class InternalClient(Client):
         """Don't report that no worker is connected: this program starts and watches its own."""
         self._session.stalls.known_reasons.add(Reason.NO_WORKER.value)
 
-    def submit_encoded(  # noqa: PLR0913  # the last ones are named
+    def submit_encoded(  # noqa: PLR0913
         self,
         name: str,
         payload: bytes,
@@ -95,17 +101,15 @@ class InternalClient(Client):
         wait_for_unknown: bool = False,
         watch: bool = True,
         restore: Restore | None = None,
-        decoder: OutcomeDecoder | None = None,
     ) -> Future:
-        """Submit a task with an encoded payload. Its future returns the result as bytes.
+        """Submit a task with an encoded payload. The future returns the result as bytes.
 
-        With the `decoder` of a pickled call, it returns the value. Without `watch` it returns None
-        as soon as the broker has the task. Tasks that share one `terms` object take less room in
-        messages and in the journal. `restore` stores the large parts of a call again if the broker
-        lacks them.
+        Without `watch` it returns None as soon as the broker has the task. Tasks that share one
+        `terms` object take less room in messages and in the journal. `restore` stores the large
+        parts of a call again if the broker lacks them.
         """
         encoded = encode_text(name)
-        future: Future = Future(self, encoded, b"", terms.campaign, decoder)
+        future: Future = Future(self, encoded, b"", terms.campaign)
         task = PendingTask(
             name=encoded,
             payload=payload,
@@ -119,3 +123,116 @@ class InternalClient(Client):
         )
         self._session.submit(task)
         return future
+
+
+#: A reply is as good as new for this long.
+FRESH_SECONDS: Final = 1.0
+
+#: Replies that are kept. Each is small.
+_REPLIES_MAX: Final = 256
+
+
+class Connector(Protocol):
+    """Opens a client of the broker, or of the last state without a broker."""
+
+    def __call__(self, *, is_live: bool) -> InternalClient: ...
+
+
+class BrokerLink:
+    """Shares one client between all viewers of the broker.
+
+    Everything is requested on a click, or once a second for all viewers together. Requests run in a
+    thread, one after the other, because the client blocks. Equal requests within a second share one
+    reply. If no broker runs, the last state is read from the state directory. A broker that starts
+    later is used from then on.
+    """
+
+    def __init__(self, connect: Connector, is_away: Callable[[], bool] = lambda: False) -> None:
+        """Connect at the first request. `is_away` is quick: whether the broker surely has ended."""
+        self._connect, self._is_away = connect, is_away
+        self._client: InternalClient | None = None
+        self._is_live = False
+        #: A single thread for all requests: a client without a broker has files of its thread.
+        self._thread = ThreadPoolExecutor(1, "broker")
+        self._replies: dict[Hashable, tuple[float, asyncio.Future[Any]]] = {}
+
+    @property
+    def is_live(self) -> bool:
+        """Return whether a broker runs, as of the last request or its end."""
+        return self._is_live and not self._is_away()
+
+    async def find_broker(self) -> bool:
+        """Connect to the broker unless that is done. Return whether it runs."""
+        if not self.is_live and not self._is_away():
+            with suppress(TaskyardError):
+                await self.ask("status")
+        return self.is_live
+
+    async def ask(self, method: str, *arguments: Hashable) -> Any:  # noqa: ANN401  # any reply
+        """Return the reply to a request that changes nothing. Raises TaskyardError."""
+        key = (method, *arguments)
+        now = time.monotonic()
+        kept = self._replies.get(key)
+        if kept is None or now - kept[0] > FRESH_SECONDS:
+            task = asyncio.ensure_future(self.call(lambda one: getattr(one, method)(*arguments)))
+            task.add_done_callback(_retrieve)
+            kept = self._replies[key] = (now, task)
+            while len(self._replies) > _REPLIES_MAX:
+                del self._replies[next(iter(self._replies))]
+        return await asyncio.shield(kept[1])
+
+    async def act(self, change: Callable[[InternalClient], Any]) -> Any:  # noqa: ANN401  # any reply
+        """Carry out an action. Raises NoBroker if none is running."""
+        found = await self.call(change)
+        self._replies.clear()
+        return found
+
+    async def call(self, request: Callable[[InternalClient], Any]) -> Any:  # noqa: ANN401  # any reply
+        """Return the reply to a request that is not shared."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, self._call_here, request)
+
+    def _call_here(self, request: Callable[[InternalClient], Any]) -> Any:  # noqa: ANN401  # any reply
+        """Send a request to the broker. Without one, use the state directory."""
+        if self._client is None or not self._is_live:
+            self._open()
+        assert self._client is not None  # noqa: S101  # opened above
+        try:
+            return request(self._client)
+        except (NoBroker, TimedOut):
+            if not self._is_live:
+                raise
+            self._close()  # it has just stopped
+            self._open()
+            return request(self._client)
+
+    def _open(self) -> None:
+        """Connect to the broker, or else to the state directory, which is read again."""
+        try:
+            client = self._connect(is_live=True)
+        except TaskyardError:
+            if self._client is None or self._is_live:
+                self._close()
+                self._client, self._is_live = self._connect(is_live=False), False
+            return
+        self._close()
+        self._client, self._is_live = client, True
+
+    def close(self) -> None:
+        """Close the client. Requests that wait are dropped."""
+        client = self._client
+        if client is not None and self._is_live:
+            client.close(0)  # ends a request to a broker that does not reply
+        self._thread.submit(self._close).result()
+        self._thread.shutdown(cancel_futures=True)
+
+    def _close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+        self._client, self._is_live = None, False
+
+
+def _retrieve(task: asyncio.Future[Any]) -> None:
+    """Mark an error as seen: its callers may have given up."""
+    if not task.cancelled():
+        task.exception()

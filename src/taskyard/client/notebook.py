@@ -1,4 +1,4 @@
-"""HTML for notebooks: clients, campaigns, futures and progress bars. All text is escaped.
+"""HTML for notebooks: clients, campaigns and futures. All text is escaped.
 
 Each call waits two seconds at most, and never raises: a notebook would print a traceback. Colours
 mark states only, and can be read on white and on black. Imports no client: a session is enough.
@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 from taskyard.client import requests
 from taskyard.client.exchanges import Deadline, request_and_wait, run_exchange
-from taskyard.client.progress_rate import Rate
+from taskyard.client.progress import Rate
 from taskyard.core.states import TaskState
 from taskyard.design import PALETTES
 from taskyard.errors import BytesTruncated, TaskyardError, TimedOut
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from taskyard.client.exchanges import Exchange
-    from taskyard.client.progress_rate import Progress
     from taskyard.client.session import Session
 
 _T = TypeVar("_T")
@@ -178,14 +177,6 @@ _shorten.maxlist = _shorten.maxtuple = _shorten.maxdict = 20
 def _waiting_lines(session: Session, name: str) -> list[str]:
     view = _query(session, requests.show(name, _SECONDS))
     return [_state(view["state"]), _line(_query(session, requests.why(name, _SECONDS)))]
-
-
-def progress_html(progress: Progress) -> str:
-    """Return a progress bar with a caption."""
-    ended, failed, total, _ = progress
-    good, rest = (_COLOURS["done"], ended - failed), ("transparent", total - ended)
-    bar = _bar([good, (_COLOURS["failed"], failed), rest])
-    return f'<div style="max-width:40em">{bar}{_line(progress.text)}</div>'
 
 
 def _query(session: Session, exchange: Exchange[_T]) -> _T:

@@ -1,8 +1,9 @@
-"""Requests that look: at tasks, lanes, workers and counts, and waiting for them.
+"""Requests on tasks, lanes, workers and the broker: to look, to wait, to submit and to change.
 
 Each function returns an exchange: the request, and how its reply becomes a value. `Client` and
-`AsyncClient` have most of them as methods, with these docstrings. Requests that change something
-are in `commands`. A call without a timeout waits for a broker's restart, however long it takes.
+`AsyncClient` have most of them as methods, with these docstrings. `results` has the requests for
+results, output and records. A call without a timeout waits for a broker's restart, however long it
+takes.
 """
 
 from __future__ import annotations
@@ -13,20 +14,24 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from msgspec import structs
 
 from taskyard.campaign.batches import encode_text
-from taskyard.client import content
+from taskyard.campaign.lanes import template_of
+from taskyard.client import functions
 from taskyard.client.exchanges import Deadline, Query, checked_reply
-from taskyard.core.events import Scope
+from taskyard.core.events import Scope, UnknownPolicy
 from taskyard.core.identity import spelling
-from taskyard.core.limits import SECOND_NS
-from taskyard.core.model import shown
+from taskyard.core.limits import LAG_REFUSE_PERCENT, LAG_SLOW_PERCENT, SECOND_NS, SERVICES_MAX
+from taskyard.core.model import Refusal, TermsChanges, shown
 from taskyard.core.states import TaskState
 from taskyard.errors import Refused, TimedOut, UnknownName, UserError
 from taskyard.wire.native import peer
+from taskyard.wire.native.control_messages import encode_failover
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from taskyard.client.exchanges import Exchange
+    from taskyard.core.model import Submission
+
 
 _T = TypeVar("_T")
 
@@ -42,7 +47,7 @@ GRACE_SECONDS: Final = 1.0
 #: Tasks in one page of a listing.
 PAGE_TASKS: Final = 1000
 
-#: Names in one request: the longest ones still fit a message.
+#: Names in one request: even long names fit a message.
 NAMES_PER_REQUEST: Final = 20_000
 
 #: Tasks of other campaigns that an error on an unknown name suggests.
@@ -85,7 +90,7 @@ class CampaignCounts(NamedTuple):
 
     @property
     def left(self) -> int:
-        """How many may still run. Those behind a failure count until the campaign is settled."""
+        """How many may still run. Tasks behind a failure count until the campaign is settled."""
         return 0 if self.is_settled else sum(self.by_state.values()) - self.ended
 
 
@@ -117,6 +122,29 @@ def status(
     `awaited` has the tasks that the caller polls for. The client warns if they can't run.
     """
     return dict((yield from _document(peer.STATS, timeout=timeout, awaited=awaited)))
+
+
+def problems_of(stats: dict[str, Any]) -> Iterator[str]:
+    """Yield a line for each problem that a status shows. For `taskyard status` and the page."""
+    if not stats["accepting"]:
+        yield "the broker accepts no tasks: the disk is nearly full"
+    lag: float = stats["compaction_lag"]
+    if lag * 100 >= LAG_SLOW_PERCENT:
+        effect = "refused" if lag * 100 >= LAG_REFUSE_PERCENT else "slowed"
+        yield (
+            f"journal: compaction lags behind ({lag:.0%} of its threshold), "
+            f"submissions are {effect}"
+        )
+    if number := stats["refused"]:
+        last = stats["refused_last"]
+        tasks = "1 task" if number == 1 else f"{number:,} tasks"
+        yield (
+            f"{tasks} of plain dwork peers refused since the broker started, "
+            f"latest: {', '.join(last['names'])} ({last['text']})"
+        )
+    outbox: dict[str, int] = (stats["health"] or {}).get("outbox") or {}
+    if parts := [f"{count:,} {state}" for state, count in outbox.items() if count]:
+        yield f"outbox: {', '.join(parts)} (see `taskyard store init --outbox`)"
 
 
 def first_answer() -> Exchange[None]:
@@ -165,7 +193,7 @@ def explain(name: str, timeout: float | None = None) -> Exchange[dict[str, Any]]
     If it is named by its content, also which part of that differs from earlier tasks.
     """
     found = dict((yield from _document(peer.EXPLAIN, name, timeout)))
-    key = content.ContentName.of(found["name"])
+    key = functions.ContentName.of(found["name"])
     if key is not None:
         deadline = Deadline.after(timeout)
         found["sentence"] += yield from _key_clause(found["campaign"], key, deadline)
@@ -173,9 +201,9 @@ def explain(name: str, timeout: float | None = None) -> Exchange[dict[str, Any]]
 
 
 def _key_clause(
-    campaign: str, key: content.ContentName, deadline: Deadline | None
+    campaign: str, key: functions.ContentName, deadline: Deadline | None
 ) -> Exchange[str]:
-    """Return a clause on the part of a task's key that differs from those of other tasks."""
+    """Return a clause on the part of a task's key that differs from the keys of other tasks."""
     scope = scope_of(campaign=campaign)
     for part in key.parts_to_compare():
         found, _ = yield from tasks_page(scope, part, deadline=deadline, count=_COMPARED_MAX)
@@ -475,3 +503,217 @@ def _unknown_task_text(name: str, suggested: Sequence[str] = (), more: int = 0) 
     others = f" and {more:,} more" if more else ""
     hint = f"did you mean {' or '.join(suggested)}?" if suggested else "see `taskyard list`"
     return f"unknown task {name!r}{others} ({hint})"
+
+
+# Submissions.
+
+
+def create(  # noqa: PLR0913  # the last ones are named
+    submission: Submission,
+    unknown: UnknownPolicy = UnknownPolicy.REFUSE,
+    *,
+    after_campaigns: Sequence[str] = (),
+    check_only: bool = False,
+    restart: bool = False,
+    environment: bytes | None = None,
+) -> Exchange[int]:
+    """Submit a batch whole or not at all, and wait until the broker has it.
+
+    The tasks also wait for all unsettled tasks of `after_campaigns`. With `check_only` the broker
+    checks the batch and accepts no task. With `restart` tasks that have ended start again, and all
+    others get their dependencies too. `environment` replaces that of this client, encoded. Returns
+    how many of its tasks are new. Raises `Refused` with the names of the tasks at fault.
+    """
+    build = partial(
+        peer.create,
+        submission=submission,
+        unknown=unknown,
+        after_campaigns=[*map(encode_text, after_campaigns)],
+        check_only=check_only,
+        restart=restart,
+        environment=environment or b"",
+    )
+    reply = yield from checked_reply(Query(build, has_environment=environment is None))
+    if reply.kind == peer.EXIT:
+        code = Refusal.SHUTTING_DOWN.value
+        raise Refused("the broker is shutting down and accepts no tasks", code)
+    return reply.count
+
+
+def lane_templates(services: Iterable[str]) -> Exchange[dict[str, str]]:
+    """Return the lane templates of services. Skip services without one."""
+    templates: dict[str, str] = {}
+    names = [*dict.fromkeys(services)]
+    for some in portions(names, SERVICES_MAX) if names else ():
+        encoded = [*map(encode_text, some)]
+        reply = yield from checked_reply(Query(partial(peer.rules, services=encoded)))
+        rules = reply.clauses()
+        for service, name in zip(some, encoded, strict=True):
+            templates[service] = template_of(name, rules)
+    return {service: template for service, template in templates.items() if template}
+
+
+def known_predecessors(campaign: str, names: Sequence[str]) -> Exchange[dict[str, None]]:
+    """Return those names in `after` that a task of this campaign could wait for now."""
+    found = yield from existing([one for name in names for one in (spelling(campaign, name), name)])
+
+    def is_known(name: str) -> bool:
+        own, other = found.get(spelling(campaign, name)), found.get(name)
+        if own is not None and own["campaign"] == campaign:
+            return True
+        return other is not None and full_name(other) == name
+
+    return dict.fromkeys(filter(is_known, names))
+
+
+# Commands on tasks.
+
+
+def cancel(
+    names: Iterable[str] | Scope | None = None,
+    *,
+    timeout: float | None = None,
+    **scope: Any,  # noqa: ANN401  # the keywords of `scope_of`
+) -> Exchange[int]:
+    """Cancel tasks and all that wait for them: by names, or by campaign, service, lane, states.
+
+    Returns how many. Raises `TimedOut`.
+    """
+    return (yield from _command(partial(peer.command, kind=peer.CANCEL), names, scope, timeout))
+
+
+def retry(
+    names: Iterable[str] | Scope | None = None,
+    *,
+    timeout: float | None = None,
+    **scope: Any,  # noqa: ANN401  # the keywords of `scope_of`
+) -> Exchange[int]:
+    """Retry failed tasks, and delayed tasks now: by names, or by campaign, service, lane, states.
+
+    Returns how many. Raises `TimedOut`.
+    """
+    return (yield from _command(partial(peer.command, kind=peer.RETRY), names, scope, timeout))
+
+
+def expire(
+    names: Iterable[str] | Scope | None = None,
+    *,
+    timeout: float | None = None,
+    **scope: Any,  # noqa: ANN401  # the keywords of `scope_of`
+) -> Exchange[int]:
+    """Expire tasks that no worker holds: by names, or by campaign, service, lane, states.
+
+    They end as failed. Returns how many. Raises `TimedOut`.
+    """
+    return (yield from _command(partial(peer.command, kind=peer.EXPIRE), names, scope, timeout))
+
+
+def move(
+    names: Iterable[str] | Scope | None = None,
+    *,
+    to_lane: str | None = None,
+    to_service: str | None = None,
+    timeout: float | None = None,
+    **scope: Any,  # noqa: ANN401  # the keywords of `scope_of`
+) -> Exchange[int]:
+    """Move tasks that no worker holds to another lane, another service, or both.
+
+    `to_lane=""` is the open lane. None as `to_lane` or `to_service` keeps what tasks have. By
+    names, or by campaign, service, lane, states. Returns how many. Raises `TimedOut`.
+    """
+    service, lane = (None if one is None else encode_text(one) for one in (to_service, to_lane))
+    build = partial(peer.move, service=service, lane=lane)
+    return (yield from _command(build, names, scope, timeout))
+
+
+def edit(  # noqa: PLR0913  # all but the first are named
+    names: Iterable[str] | Scope | None = None,
+    *,
+    priority: int | None = None,
+    time_limit: float | None = None,
+    retry_delays: Sequence[float] | None = None,
+    expires: float | None = None,
+    timeout: float | None = None,
+    **scope: Any,  # noqa: ANN401  # the keywords of `scope_of`
+) -> Exchange[int]:
+    """Change tasks that wait: by names, or by campaign, service, lane, states.
+
+    None keeps a value. A higher `priority` goes first. `time_limit` and `retry_delays` are in
+    seconds, and `expires` is in seconds since the epoch. 0 removes a limit or an expiry. Returns
+    how many tasks were changed: leased and ended tasks stay as they are. Raises `TimedOut`.
+    """
+
+    def nanoseconds(seconds: float) -> int:
+        return round(seconds * SECOND_NS)
+
+    changes = TermsChanges(
+        priority=priority,
+        time_limit_ns=None if time_limit is None else nanoseconds(time_limit),
+        retry_delays_ns=None if retry_delays is None else tuple(map(nanoseconds, retry_delays)),
+        expires_hard_ns=None if expires is None else nanoseconds(expires),
+    )
+    return (yield from _command(partial(peer.edit, changes=changes), names, scope, timeout))
+
+
+def _command(
+    build: Callable[..., bytes],
+    names: Iterable[str] | Scope | None,
+    scope: dict[str, Any],
+    timeout: float | None,
+) -> Exchange[int]:
+    deadline, total = Deadline.after(timeout), 0
+    check_names(names)
+    if isinstance(names, Scope):
+        scopes = [names]
+    elif names is None:
+        scopes = [scope_of(**scope)]
+    else:
+        scopes = [scope_of(some, **scope) for some in portions(list(names))]
+    for one in scopes:
+        query = Query(partial(build, scope=one), deadline=deadline, what="the tasks")
+        reply = yield from checked_reply(query)
+        total += reply.count
+    return total
+
+
+# Commands on workers, services and lanes.
+
+
+def drain(worker: str | None = None) -> Exchange[int]:
+    """Stop assigning tasks to a worker, and shut it down when it is idle.
+
+    Without a name, drain all workers and then the broker. Returns how many workers there were.
+    """
+    location = None if worker is None else encode_text(worker)
+    reply = yield from checked_reply(Query(partial(peer.drain, location=location)))
+    return reply.count
+
+
+def failover(*, force: bool = False) -> Exchange[int]:
+    """Hand over from a leader to its standby. Return the epoch of the leader, which ends.
+
+    Raises `Refused` if no standby is ready, unless `force` is set.
+    """
+    leader = ((yield from status())["health"] or {}).get("leader")
+    if leader is None:
+        raise Refused(
+            "the broker has no standby: its journal is not in PostgreSQL", Refusal.NO_STANDBY.value
+        )
+    epoch: int = leader["epoch"]
+    yield from checked_reply(Query(partial(encode_failover, epoch=epoch, force=force)))
+    return epoch
+
+
+def pause(service: str | None = None, lane: str | None = None) -> Exchange[None]:
+    """Stop assigning tasks of a lane, of a whole service, or, without a service, all tasks."""
+    scope = scope_of(service=service, lane=lane)
+    yield from checked_reply(Query(partial(peer.command, kind=peer.PAUSE, scope=scope)))
+
+
+def resume(service: str | None = None, lane: str | None = None) -> Exchange[None]:
+    """End the pause of a lane, of a service, or, without a service, the pause of everything.
+
+    Other pauses stay.
+    """
+    scope = scope_of(service=service, lane=lane)
+    yield from checked_reply(Query(partial(peer.command, kind=peer.RESUME, scope=scope)))

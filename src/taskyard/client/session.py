@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from taskyard.campaign.batches import task_bytes
 from taskyard.client import discovery
-from taskyard.client.open_requests import Outage, PendingRequest, PendingRequests
 from taskyard.client.results import SettableFuture, settle_future
-from taskyard.client.stalls import Stalls
 from taskyard.client.task_buffer import TaskBuffer
+from taskyard.client.waits import Outage, PendingRequest, PendingRequests, Stalls
 from taskyard.client.watches import Fetches, Watches
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import ClientClosed, NoBroker, Refused, TaskyardError, UserError
@@ -37,8 +36,8 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from taskyard.client.exchanges import Exchange, Query
-    from taskyard.client.open_requests import ReplyTimeouts
-    from taskyard.client.pending_tasks import PendingTask
+    from taskyard.client.task_buffer import PendingTask
+    from taskyard.client.waits import ReplyTimeouts
     from taskyard.net.keys import PeerKey
     from taskyard.net.protocols import Clock, PeerTransport
     from taskyard.net.zmq_socket import ZmqSocket
@@ -101,7 +100,7 @@ class Session:
         self._awake = False
         self._stopping = False
         self._abandoned = False
-        #: Why the thread ended. None: it runs.
+        #: Why the thread ended. None while it runs.
         self._end: TaskyardError | None = None
         self._thread = threading.Thread(target=self._run, name="taskyard-client", daemon=True)
 
@@ -116,7 +115,7 @@ class Session:
         self.ended.set_result(None)
         if self._end is None:
             self._end = ClientClosed(
-                "client: made before this process was forked (make another one in this process)"
+                "client: made before this process was forked (make another client in this process)"
             )
 
     def value_access(self) -> ValueAccess:
@@ -274,7 +273,7 @@ class Session:
 
     def _loop(self, wire: ZmqSocket) -> None:
         self.use(wire)
-        self.outage.place = lambda: wire.address
+        self.outage.address = lambda: wire.address
         poller = Poller()
         poller.add(wire)
         poller.add(self._waker.fileno())
@@ -306,7 +305,7 @@ class Session:
         """End a session whose thread was never started."""
         self._finish(ClientClosed("the client is closed"))
 
-    # One turn.
+    # A turn.
 
     def use(self, wire: PeerTransport) -> None:
         """Send and receive over this wire."""

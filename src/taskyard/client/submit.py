@@ -1,7 +1,7 @@
-"""From the arguments of `submit` and `map` to tasks in the buffer, and their futures.
+"""From the arguments of `submit`, `map` and bundles to tasks in the buffer, and their futures.
 
-Checks and encodes tasks for `Client` and `AsyncClient`, which differ in the futures that they make.
-Does not send: the session decides when.
+Checks and encodes tasks for both clients. A bundle is one payload for many recipients, submitted in
+one message. Does not send: the session decides when.
 """
 
 from __future__ import annotations
@@ -11,18 +11,29 @@ import time
 from collections.abc import Iterable
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias
+
+from msgspec import Struct
 
 from taskyard.campaign import lanes
-from taskyard.campaign.batches import encode_batch, encode_text
-from taskyard.campaign.task_spec import check_task, key_error_text
+from taskyard.campaign.batches import bundle_submission, encode_batch, encode_text
+from taskyard.campaign.bundles import assign_lanes, expand_row
+from taskyard.campaign.task_spec import check_task, key_error_text, service_of
 from taskyard.campaign.values import InvalidValue
-from taskyard.client import functions
-from taskyard.client.content import ContentKeys, campaign_of
-from taskyard.client.functions import CallEncoder, EncodedCall, Marks, OutcomeDecoder
+from taskyard.client import functions, requests
+from taskyard.client.exchanges import RunnerT
+from taskyard.client.functions import (
+    CallEncoder,
+    ContentKeys,
+    EncodedCall,
+    Marks,
+    campaign_of,
+)
 from taskyard.client.futures import Future, SentByClient
-from taskyard.client.pending_tasks import PendingTask
+from taskyard.client.requests import TaskRef
+from taskyard.client.task_buffer import PendingTask
 from taskyard.core.events import UnknownPolicy
+from taskyard.core.identity import spelling, split
 from taskyard.core.model import Terms
 from taskyard.errors import UserError
 from taskyard.process import current_task
@@ -32,13 +43,9 @@ from taskyard.wire.pickled import PICKLE
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from taskyard.client.requests import TaskRef
-    from taskyard.client.results import SettableFuture
-    from taskyard.client.session import Session
-    from taskyard.process.call_values import Restore
-
-_F = TypeVar("_F", bound="SettableFuture")
-
+    from taskyard.campaign.task_spec import TaskSpec
+    from taskyard.client.exchanges import Exchange
+    from taskyard.client.futures import FutureOwner
 
 #: What a task does: a function, 'module:function', an argv or bytes.
 Work: TypeAlias = "Callable[..., Any] | Sequence[str] | str | bytes"
@@ -53,13 +60,12 @@ _NAMES_PER_WATCH: Final = 1000
 _NONE: Final = (None, None)
 
 
-class Submitter(Generic[_F]):
+class Submitter(Generic[RunnerT]):
     """Passes tasks to a session."""
 
-    def __init__(self, session: Session, make_future: Callable[..., _F]) -> None:
-        """`make_future` takes the name, service, campaign and decoder of a task."""
-        self._session = session
-        self._make_future = make_future
+    def __init__(self, client: FutureOwner) -> None:
+        self._client = client
+        session = self._session = client._session  # noqa: SLF001  # it is a part of the client
         #: Random, so that generated names are unique.
         self._prefix = secrets.token_hex(5)
         self._count = count(1)
@@ -77,7 +83,7 @@ class Submitter(Generic[_F]):
         options: dict[str, Any],
         *,
         wait_for_unknown: bool = False,
-    ) -> _F:
+    ) -> Future[Any, RunnerT]:
         """Submit one task: an argv, a function with its arguments, or bytes."""
         keys = None
         if not callable(work):
@@ -107,7 +113,7 @@ class Submitter(Generic[_F]):
         arguments: Arguments,
         options: dict[str, Any],
         wait_for_unknown: bool = False,  # noqa: FBT001, FBT002  # by position, in loops of many tasks
-    ) -> _F:
+    ) -> Future[Any, RunnerT]:
         if arguments != _NONE or not isinstance(work, bytes):
             check_work_type(work, arguments)
         if not options and not wait_for_unknown:
@@ -117,17 +123,15 @@ class Submitter(Generic[_F]):
         raw = {"name": name, **work_keys(work, *arguments), **options}
         return self._submit_row(raw, campaign, wait_for_unknown=wait_for_unknown)
 
-    def _submit_row(  # noqa: PLR0913  # all but three are named
+    def _submit_row(  # all but three are named
         self,
         raw: dict[str, Any],
         campaign: str,
-        decoder: OutcomeDecoder | None = None,
+        call: EncodedCall | None = None,
         *,
         wait_for_unknown: bool,
-        attaches: bool = False,
-        restore: Restore | None = None,
-    ) -> _F:
-        """Submit a task with options, given as a row of a file."""
+    ) -> Future[Any, RunnerT]:
+        """Submit a task with options, given as a row of a file. That of a function has a `call`."""
         if "after" in raw:
             raw["after"] = after_names(raw["after"], campaign)
         if priority := current_task.nested_priority(self._session.endpoint):
@@ -136,8 +140,10 @@ class Submitter(Generic[_F]):
         spec = check_task(raw, campaign)
         submission = encode_batch([spec], encode_text(campaign), time.time_ns())
         terms = submission.terms_of(0)
+        decoder = None if call is None else call.decoder
         kind = terms.service if decoder is None else PICKLE  # of the result
-        future = self._make_future(submission.names[0], kind, terms.campaign, decoder)
+        future: Future[Any, RunnerT]
+        future = Future(self._client, submission.names[0], kind, terms.campaign, decoder)
         lane = submission.lanes[0] if submission.lanes else None
         after = tuple(submission.after[0]) if submission.after else ()
         task = PendingTask(
@@ -148,8 +154,8 @@ class Submitter(Generic[_F]):
             after=after,
             unknown=unknown,
             future=future,
-            attaches=attaches,
-            restore=restore,
+            attaches=call is not None and call.attaches,
+            restore=None if call is None else call.restore,
         )
         self._session.submit(task)
         return future
@@ -162,8 +168,7 @@ class Submitter(Generic[_F]):
         name: str | None,
         encoded: EncodedCall,
         campaign: str,
-        attaches: bool = False,  # noqa: FBT001, FBT002  # by position, in loops of many tasks
-    ) -> _F:
+    ) -> Future[Any, RunnerT]:
         """Submit a task without options. Skips the checks of options, for loops of many tasks."""
         service, decoder = encoded.service, encoded.decoder
         priority = current_task.nested_priority(self._session.endpoint)
@@ -180,7 +185,8 @@ class Submitter(Generic[_F]):
         else:
             raise UserError("task name: must not be empty")
         kind = service if decoder is None else PICKLE  # of the result
-        future = self._make_future(task, kind, terms.campaign, decoder)
+        future: Future[Any, RunnerT]
+        future = Future(self._client, task, kind, terms.campaign, decoder)
         refuse = UnknownPolicy.REFUSE
         after = tuple([encode_text(one) for one in encoded.results]) if encoded.results else ()
         pending = PendingTask(
@@ -191,7 +197,7 @@ class Submitter(Generic[_F]):
             after,
             refuse,
             future,
-            attaches=attaches,
+            attaches=encoded.attaches,
             restore=encoded.restore,
         )
         self._session.submit(pending)
@@ -209,13 +215,13 @@ class Submitter(Generic[_F]):
         *,
         wait_for_unknown: bool = False,
         keys: ContentKeys | None = None,
-    ) -> _F:
+    ) -> Future[Any, RunnerT]:
         """Submit a call of a function object, pickled. With keys, it is named by its content."""
         args, kwargs = arguments[0] or (), arguments[1] or {}
         marks_of: Callable[[bytes], Marks] | None = None
         if keys is not None:
-            name, token = keys.of(args, kwargs)
-            marks = Marks(token, secrets.token_hex(8))
+            key = keys.of(args, kwargs)
+            name, marks = key.name, key.marks()
             marks_of = lambda _: marks  # noqa: E731  # not of the pickle
         elif name is not None:
             marks_of = functions.marks_of_named
@@ -224,18 +230,10 @@ class Submitter(Generic[_F]):
             self._await_others((args, {**kwargs}))
         if name is None:
             name = f"{functions.function_name(function)}-{self._prefix}-{next(self._count)}"
-        attaches = keys is not None
         if not options and not wait_for_unknown:
-            return self._submit_plain(name, encoded, campaign, attaches)
+            return self._submit_plain(name, encoded, campaign)
         raw = function_row(name, campaign, (args, kwargs), encoded, options)
-        return self._submit_row(
-            raw,
-            campaign,
-            encoded.decoder,
-            wait_for_unknown=wait_for_unknown,
-            attaches=attaches,
-            restore=encoded.restore,
-        )
+        return self._submit_row(raw, campaign, encoded, wait_for_unknown=wait_for_unknown)
 
     def _await_others(self, arguments: object) -> None:
         """Wait until the broker has the tasks of other clients that a call refers to.
@@ -254,13 +252,13 @@ class Submitter(Generic[_F]):
         campaign: str,
         kwargs: Mapping[str, Any] | None,
         options: dict[str, Any],
-    ) -> Iterator[_F]:
+    ) -> Iterator[Future[Any, RunnerT]]:
         """Submit a call of a function per row of arguments, lazily, and yield the futures."""
         check_function(work)
         (_, named), options = split_arguments(
             work, (None, kwargs), options, taken_options(None, campaign)
         )
-        submit: Callable[..., _F] = self._submit_work
+        submit: Callable[..., Future[Any, RunnerT]] = self._submit_work
         if callable(work):
             campaign, keys = _take_keys(work, None, campaign, options)
             submit = partial(self._submit_function, keys=keys)
@@ -268,23 +266,13 @@ class Submitter(Generic[_F]):
         for row in rows:
             yield submit(work, None, campaign, (row, named), options)
 
-    def watch(
-        self, tasks: Mapping[str, TaskRef], decoder: OutcomeDecoder | None = None
-    ) -> dict[str, _F]:
-        """Return futures of tasks that were submitted earlier, by their full names.
-
-        The decoder is for pickled calls, by default for those of other clients.
-        """
-        decoder = decoder or self.calls.foreign_decoder
-        made = {
-            full_name: self._make_future(
-                encode_text(one.name),
-                one.service,
-                encode_text(one.campaign),
-                decoder if one.service == PICKLE else None,
-            )
-            for full_name, one in tasks.items()
-        }
+    def watch(self, tasks: Mapping[str, TaskRef]) -> dict[str, Future[Any, RunnerT]]:
+        """Return futures of tasks that were submitted earlier, by their full names."""
+        made: dict[str, Future[Any, RunnerT]] = {}
+        for full_name, task in tasks.items():
+            decoder = self.calls.foreign_decoder if task.service == PICKLE else None
+            name, campaign = encode_text(task.name), encode_text(task.campaign)
+            made[full_name] = Future(self._client, name, task.service, campaign, decoder)
         names = list(made)
         for first in range(0, len(names), _NAMES_PER_WATCH):
             some = names[first : first + _NAMES_PER_WATCH]
@@ -437,3 +425,60 @@ def work_keys(
     if isinstance(work, bytes):
         return {"payload": work}
     return {"argv": list(work)}
+
+
+# Bundles.
+
+
+class BundleSpec(Struct):
+    """A bundle to submit."""
+
+    name: str
+    campaign: str
+    specs: Sequence[TaskSpec]
+    unknown: UnknownPolicy = UnknownPolicy.REFUSE
+
+    def tasks(self) -> dict[str, TaskRef]:
+        """Return its tasks by their full names."""
+        return {
+            spelling(self.campaign, spec.name): TaskRef(
+                spec.name, self.campaign, encode_text(service_of(spec))
+            )
+            for spec in self.specs
+        }
+
+
+def bundle_spec(
+    payload: object,
+    recipients: Iterable[object],
+    name: str | None,
+    campaign: str | None,
+    options: dict[str, Any],
+) -> BundleSpec:
+    """Return the checked tasks of a bundle. Raises `InvalidTask`."""
+    name = f"bundle-{secrets.token_hex(8)}" if name is None else name
+    campaign = name if campaign is None else campaign
+    one = isinstance(recipients, str | bytes | dict)
+    raw = {"name": name, "payload": payload, **options}
+    raw["recipients"] = recipients if one else list(recipients)
+    if "after" in options:
+        raw["after"] = after_names(options["after"], campaign)
+    specs = expand_row(raw, campaign)
+    for spec in specs if campaign == name else ():
+        spec.name = split(spec.name, campaign)
+    return BundleSpec(name, campaign, specs)
+
+
+def create_bundle(bundle: BundleSpec) -> Exchange[int]:
+    """Submit a bundle whole or not at all, without futures.
+
+    Returns how many of its tasks are new. Raises `Refused`, and `InvalidTask` if its lane does not
+    fit a recipient.
+    """
+    if not all(spec.lane for spec in bundle.specs):
+        service = service_of(bundle.specs[0])
+        templates = yield from requests.lane_templates([service])
+        assign_lanes(bundle.specs, bundle.campaign, templates.get(service, ""))
+    campaign = encode_text(bundle.campaign)
+    submission = bundle_submission(bundle.specs, campaign, time.time_ns())
+    return (yield from requests.create(submission, bundle.unknown))

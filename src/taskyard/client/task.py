@@ -203,9 +203,9 @@ CONNECT_SECONDS: Final = 60.0
 class CurrentTask(Struct, frozen=True):
     """The task that runs this code."""
 
-    #: Its name in its campaign.
+    #: The name in its campaign.
     name: str
-    #: Its campaign. Empty: none.
+    #: The campaign. Empty: none.
     campaign: str
     #: The number of this attempt, from 1.
     attempt: int

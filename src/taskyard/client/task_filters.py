@@ -34,7 +34,7 @@ _STATE_NAMES: Final = tuple(state.name.lower() for state in TaskState)
 
 
 class Filter(Struct, frozen=True):
-    """Selects tasks: those that match every given field."""
+    """Selects the tasks that match every given field."""
 
     campaign: str | None = None
     service: str | None = None
@@ -180,18 +180,18 @@ _FIELDS: Final = {"memory": "memory_max", "cpu": "cpu_seconds"}
 class TaskSearch:
     """Finds a page of a filter's tasks: `step` until it returns True, then use `rows`."""
 
-    def __init__(self, wanted: Filter, count: int, place: int = 0) -> None:
-        """Search for `count` tasks from `place` on: 0, or `next_place` of the search before."""
-        self._wanted, self._count, self._place = wanted, count, place
+    def __init__(self, wanted: Filter, count: int, offset: int = 0) -> None:
+        """Search for `count` tasks from `offset` on: 0, or `next_offset` of the search before."""
+        self._wanted, self._count, self._offset = wanted, count, offset
         self._is_sorted = wanted.sort != "submitted" or wanted.reverse
         self._scope = listing_scope(wanted)
         self._form = None if wanted.reason_like is None else form_of(wanted.reason_like)
-        self._cursor = 0 if self._is_sorted else place
+        self._cursor = 0 if self._is_sorted else offset
         self._requests = 0
         #: The tasks that were found, in the filter's order.
         self.rows: list[View] = []
-        #: Where the next page begins. 0: this is the last one.
-        self.next_place = 0
+        #: Where the next page begins. 0: this is the last page.
+        self.next_offset = 0
         #: Not all tasks were searched.
         self.is_partial = False
 
@@ -216,7 +216,7 @@ class TaskSearch:
         if self._is_sorted:
             self._sort()
         else:
-            self.next_place = self._cursor
+            self.next_offset = self._cursor
         return True
 
     def _fits(self, view: View) -> bool:
@@ -229,7 +229,7 @@ class TaskSearch:
         )
 
     def _sort(self) -> None:
-        """Keep the page of the sorted tasks. Those without a value come last."""
+        """Keep the page of the sorted tasks. Tasks without a value come last."""
         name, is_reversed = self._wanted.sort, self._wanted.reverse
         key = _key(name)
         known = [view for view in self.rows if key(view) is not None]
@@ -239,13 +239,13 @@ class TaskSearch:
         else:
             known.sort(key=key, reverse=is_reversed is (name == "name"))
         ordered = [*known, *rest]
-        end = self._place + self._count
-        self.rows = ordered[self._place : end]
-        self.next_place = end if end < len(ordered) else 0
+        end = self._offset + self._count
+        self.rows = ordered[self._offset : end]
+        self.next_offset = end if end < len(ordered) else 0
 
 
 def listing_scope(wanted: Filter) -> Scope | None:
-    """Return the scope that the broker lists for a filter. None: no task can match.
+    """Return the scope that the broker lists for a filter, or None if no task can match.
 
     Only leased tasks have a worker. A reason alone means failed tasks.
     """

@@ -40,7 +40,7 @@ class Fetch(Struct):
     name: bytes
     state: TaskState
     future: Any
-    #: Of a failed call: the reason of its failure. Its output fits one message, of 64 KiB at most.
+    #: Of a failed call: the reason of its failure. The output fits one message, of 64 KiB at most.
     failure: Result | None
     pages: reads.StreamPages
     parts: list[bytes] = field(default_factory=list)
@@ -63,7 +63,7 @@ class Fetches:
         future: SettableFuture,
         failure: Result | None = None,
     ) -> None:
-        """Fetch the result of a task, or the output of a failed one. Settle its future then."""
+        """Fetch the result of a task, or the output of a failed task. Settle its future then."""
         self._waiting.append(Fetch(name, state, future, failure, reads.StreamPages(shown(name))))
         self._next()
 

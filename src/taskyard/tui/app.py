@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
-    from taskyard.client.broker_link import BrokerLink
+    from taskyard.client.internal import BrokerLink
     from taskyard.client.task_filters import Filter
     from taskyard.tui.text import Row
 

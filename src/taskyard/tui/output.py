@@ -17,8 +17,7 @@ from taskyard.tui.screens import Pace
 if TYPE_CHECKING:
     from textual.app import ComposeResult
 
-    from taskyard.client.broker_link import BrokerLink
-    from taskyard.client.internal import InternalClient
+    from taskyard.client.internal import BrokerLink, InternalClient
     from taskyard.tui.text import View
     from taskyard.wire.native.reads import Part
 

@@ -13,7 +13,7 @@ from taskyard.client.task_filters import Filter, TaskSearch
 from taskyard.tui import text
 
 if TYPE_CHECKING:
-    from taskyard.client.broker_link import BrokerLink
+    from taskyard.client.internal import BrokerLink
     from taskyard.tui.text import Row, View
 
 #: Rows of a table. More than a terminal has lines, and few enough to draw at once.
@@ -143,7 +143,7 @@ class TasksScreen(Screen):
         search = TaskSearch(wanted, ROWS_MAX)
         while not await self._link.call(search.step):
             pass
-        return search.rows, bool(search.next_place or search.is_partial)
+        return search.rows, bool(search.next_offset or search.is_partial)
 
     def _row(self, view: View, width: int, now: float) -> Row:
         return text.task_row(view, width, now)

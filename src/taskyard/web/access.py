@@ -34,7 +34,7 @@ BEARER_PATHS: Final = ("/metrics",)
 
 _SAFE_METHODS: Final = ("GET", "HEAD")
 
-#: Style elements that Plotly makes: an empty one, which its script fills, and one for its bar.
+#: Style elements that Plotly makes: an empty element, which its script fills, and that of its bar.
 _PLOTLY_STYLES: Final = (
     "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='",
     "'sha256-ji27qzEtxXZW+7dun6UwjHXJ18e6WAin1VvNtkzIE/o='",
@@ -60,7 +60,7 @@ _HEADERS: Final = {
 class Guard:
     """Checks every request before the page sees it, and completes every response."""
 
-    def __init__(  # the last one is named
+    def __init__(
         self,
         app: ASGIApp,
         secret: Secret,
@@ -71,7 +71,7 @@ class Guard:
     ) -> None:
         """Guard an app. `hosts` are the names by which it is reached, without port.
 
-        `metrics_token` is a bearer token for metrics besides those of the secret. Empty: none.
+        `metrics_token` is a bearer token for metrics besides the tokens of the secret. Empty: none.
         """
         self._app = app
         self._secret = secret
@@ -140,7 +140,7 @@ class Guard:
         if role is None:
             return _refusal(HTTPStatus.UNAUTHORIZED, _REFUSED)
         rest = urlencode([pair for pair in query.multi_items() if pair[0] != "token"])
-        # Never to another host: `//host` would be one.
+        # Never to another host, as `//host` would lead to.
         target = "/" + path.lstrip("/") + (f"?{rest}" if rest else "")
         response = RedirectResponse(target, HTTPStatus.SEE_OTHER)
         # Lax: a link in a report opens a view. A form of another site has no cookie.
@@ -153,7 +153,7 @@ class Guard:
 def _cookie(header: str, name: str) -> str:
     """Return the value of a cookie as it was sent. Empty: there is none.
 
-    The value of the page is plain. Python's parser takes seconds to unquote the one of a peer.
+    The value of the page is plain. Python's parser takes seconds to unquote that of a peer.
     """
     found = ""
     for part in header.split(";"):

@@ -42,7 +42,7 @@ METRICS_TOKEN_FILE: Final = "metrics.token"  # noqa: S105  # its name
 
 _SECRET_BYTES: Final = 32
 
-#: Addresses that stand for all of a machine, with one that a browser can open.
+#: Addresses that stand for all of a machine, with the address that a browser can open.
 WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # only if it is asked for
 
 #: A reader holds the lock for a moment. An owner tries again.
@@ -71,7 +71,7 @@ def metrics_token(state: Path) -> str:
 
 
 class Secret:
-    """Derives tokens and cookies. Equal secrets derive equal ones."""
+    """Derives tokens and cookies. Equal secrets have equal tokens."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
@@ -133,7 +133,7 @@ def split_address(text: str) -> tuple[str, int]:
 
 
 def bind(text: str) -> socket.socket:
-    """Bind an address of a page and listen. If the port is taken, a free one is used.
+    """Bind an address of a page and listen. If the port is taken, use a free port.
 
     Browsers that connect before the server runs wait in the socket's queue. Raises UserError.
     """
@@ -170,7 +170,7 @@ def address_of(bound: socket.socket) -> str:
 def published(state: Path, bound: socket.socket) -> Iterator[PageAddress]:
     """Make a secret, and name the page in its file during the `with` block.
 
-    Without a file, as in a directory that can't be written, the page can't be found by others.
+    Without a file, as in a directory that can't be written, no other process finds the page.
     Raises PageRunning if the state directory has a page.
     """
     page = PageAddress(address_of(bound), secrets.token_bytes(_SECRET_BYTES), os.getpid())

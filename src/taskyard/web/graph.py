@@ -1,10 +1,12 @@
 """The graph of a campaign as a page shows it: levels from left to right, coloured by state.
 
-A small graph is drawn task by task. A larger one is collapsed: the tasks of a level whose names
+A small graph is drawn task by task. A larger graph is collapsed: the tasks of a level whose names
 differ only in numbers are one group, with a bar of their states. An open group shows its tasks, and
-those that need attention come first. So the number of elements is bounded for any campaign.
+tasks that need attention come first. So the number of elements is bounded for any campaign.
 
-The structure of a graph seldom changes, so it is kept. Only states are counted for each drawing.
+The level of a task is the length of the longest way to it. All tasks of a level are handled at
+once, so that a million tasks take some tenths of a second. The structure of a graph seldom changes,
+so it is kept. Only states are counted for each drawing.
 """
 
 from __future__ import annotations
@@ -14,21 +16,81 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from msgspec import Struct
 
-from taskyard.web import graph_levels
-from taskyard.web.graph_levels import Shape
 from taskyard.web.names import NUMBER_SIGN, stem
-from taskyard.web.task_table import NO_STATE, STATE_NAMES
+from taskyard.web.tables import NO_STATE, STATE_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taskyard.web.event_columns import Codes, Flags, Ints
+    from taskyard.web.events import Codes, Flags, Ints
     from taskyard.web.view import View
+
+
+class Shape(Struct):
+    """The structure of a graph. Tasks and groups have numbers from 0 on."""
+
+    rows: Ints
+    #: The ends of each edge.
+    task: Ints
+    after: Ints
+    level: Ints
+    #: The group of each task, and the level and first task of each group.
+    group_of: Ints
+    group_level: list[int]
+    group_first: list[int]
+    #: Edges of all campaigns that were looked at.
+    edges_seen: int
+
+
+class _Successors:
+    """The edges by the task that they start from."""
+
+    def __init__(self, count: int, begin: Ints, end: Ints) -> None:
+        order = np.argsort(begin, kind="stable")
+        self._ends = end[order]
+        self._first = np.append(0, np.cumsum(np.bincount(begin, minlength=count)))
+
+    def of(self, tasks: Ints) -> Ints:
+        """Return the ends of all edges from some tasks."""
+        first = self._first[tasks]
+        counts = self._first[tasks + 1] - first
+        offsets = np.repeat(first - np.append(0, np.cumsum(counts)[:-1]), counts)
+        found: Ints = self._ends[offsets + np.arange(int(counts.sum()))]
+        return found
+
+
+def levels_of(count: int, task: Ints, after: Ints) -> Ints:
+    """Return the level of each task, by Kahn's algorithm, a level at a time. -1 in a cycle."""
+    level = np.full(count, -1, np.int64)
+    waits = np.bincount(task, minlength=count)
+    successors = _Successors(count, after, task)
+    frontier = np.flatnonzero(waits == 0)
+    depth = 0
+    while len(frontier):
+        level[frontier] = depth
+        candidates, met = np.unique(successors.of(frontier), return_counts=True)
+        waits[candidates] -= met
+        frontier = candidates[waits[candidates] == 0]
+        depth += 1
+    return level
+
+
+def reached(count: int, begin: Ints, end: Ints, start: Ints) -> Flags:
+    """Return which tasks have a way from the tasks `start`, and these tasks."""
+    found = np.zeros(count, bool)
+    successors = _Successors(count, begin, end)
+    frontier = start
+    while len(frontier):
+        found[frontier] = True
+        ends = np.unique(successors.of(frontier))
+        frontier = ends[~found[ends]]
+    return found
+
 
 #: A larger graph is collapsed.
 TASKS_MAX: Final = 200
 
-#: Groups of one level that are shown apart. The rest of them is one more.
+#: Groups of a level that are shown apart. All others form one more group.
 GROUPS_MAX: Final = 12
 
 #: Tasks of an open group, open groups, and boxes in all. The address leads to further levels.
@@ -82,7 +144,7 @@ class Node(Struct):
 
     @property
     def bar(self) -> list[tuple[str, float, float]]:
-        """Return the states with their places and widths in the bar of a group."""
+        """Return the states with their offsets and widths in the bar of a group."""
         found, at, scale = [], 0.0, (WIDTH - 16) / max(self.total, 1)
         for state in reversed(_ATTENTION):
             if number := self.counts.get(state, 0):
@@ -95,7 +157,7 @@ class Drawing(Struct):
     """A graph to draw."""
 
     nodes: list[Node]
-    #: Lines between nodes, by their places.
+    #: Lines between nodes: x and y of both ends.
     lines: list[tuple[int, int, int, int]]
     width: int
     height: int
@@ -110,11 +172,20 @@ class Drawing(Struct):
     open: list[str]
 
 
-def draw(
-    view: View, campaign: str, opened: Sequence[str] = (), first: int = 0, focus: str = ""
+def draw(  # noqa: PLR0913  # the choices of an address
+    view: View,
+    campaign: str,
+    opened: Sequence[str] = (),
+    first: int = 0,
+    focus: str = "",
+    *,
+    shapes: dict[str, Shape] | None = None,
 ) -> Drawing:
-    """Draw the graph of a campaign from a level on, or only what a task is connected with."""
-    shape = _shape(view, campaign)
+    """Draw the graph of a campaign from a level on, or only what a task is connected with.
+
+    `shapes` keeps the structures of graphs between drawings.
+    """
+    shape = _shape(view, campaign, {} if shapes is None else shapes)
     if focus:
         shape = _part(view, shape, focus)
     if len(shape.rows) <= TASKS_MAX:
@@ -128,7 +199,7 @@ def draw(
         opened = list(dict.fromkeys(opened))[:OPEN_GROUPS_MAX]
         nodes, node_of, level_end = _collapsed(view, shape, campaign, opened, first)
         levels = 1 + max(shape.group_level)
-    _place(nodes)
+    _lay_out(nodes)
     pairs = _pairs(node_of[shape.after], node_of[shape.task], len(nodes))
     lines = [_line(nodes[one], nodes[other]) for one, other in pairs[:LINES_MAX] if one != other]
     return Drawing(
@@ -150,33 +221,33 @@ def draw(
 # Structure.
 
 
-def _shape(view: View, campaign: str) -> Shape:
+def _shape(view: View, campaign: str, shapes: dict[str, Shape]) -> Shape:
     """Return the structure of a campaign's graph, which is kept while it does not grow."""
     table, edges = view.tasks, view.edges
     number = view.catalog["campaign"].find(campaign.encode())
     mine: Flags = (table.codes["campaign"][: table.count] == (-1 if number is None else number)) & (
         table.state[: table.count] != NO_STATE
     )
-    kept = view.graphs.pop(campaign, None)
+    kept = shapes.pop(campaign, None)
     if kept is not None and np.count_nonzero(mine) == len(kept.rows):
         new = slice(kept.edges_seen, None)
         if not (mine[edges.task[new]] & mine[edges.after[new]]).any():
             kept.edges_seen = edges.count
-            view.graphs[campaign] = kept
+            shapes[campaign] = kept
             return kept
     rows = np.flatnonzero(mine)
     inner = mine[edges.task] & mine[edges.after]
-    place = np.full(table.count, -1, np.int64)
-    place[rows] = np.arange(len(rows))
-    found = _shaped(view, rows, place[edges.task[inner]], place[edges.after[inner]])
-    view.graphs[campaign] = found
-    while len(view.graphs) > SHAPES_MAX:
-        del view.graphs[next(iter(view.graphs))]
+    index = np.full(table.count, -1, np.int64)
+    index[rows] = np.arange(len(rows))
+    found = _shaped(view, rows, index[edges.task[inner]], index[edges.after[inner]])
+    shapes[campaign] = found
+    while len(shapes) > SHAPES_MAX:
+        del shapes[next(iter(shapes))]
     return found
 
 
 def _shaped(view: View, rows: Ints, task: Ints, after: Ints) -> Shape:
-    level = graph_levels.levels_of(len(rows), task, after)
+    level = levels_of(len(rows), task, after)
     stems = _dense(view.tasks.names.stems[rows])
     width = int(stems.max(initial=0)) + 1
     keys = (level + 1) * width + stems
@@ -188,13 +259,13 @@ def _shaped(view: View, rows: Ints, task: Ints, after: Ints) -> Shape:
 
 
 def _part(view: View, shape: Shape, focus: str) -> Shape:
-    """Return the tasks that a task waits for, and those that wait for it, at any distance."""
+    """Return the tasks that a task waits for, and the tasks that wait for it, at any distance."""
     row = view.tasks.row_of(focus.encode())
-    place = np.flatnonzero(shape.rows == (-1 if row is None else row))
-    if not len(place):
+    index = np.flatnonzero(shape.rows == (-1 if row is None else row))
+    if not len(index):
         return _shaped(view, shape.rows[:0], shape.task[:0], shape.after[:0])
-    kept = graph_levels.reached(len(shape.rows), shape.after, shape.task, place)
-    kept |= graph_levels.reached(len(shape.rows), shape.task, shape.after, place)
+    kept = reached(len(shape.rows), shape.after, shape.task, index)
+    kept |= reached(len(shape.rows), shape.task, shape.after, index)
     numbers = np.cumsum(kept) - 1
     inner = kept[shape.task] & kept[shape.after]
     ends = (numbers[shape.task[inner]], numbers[shape.after[inner]])
@@ -215,7 +286,7 @@ def _dense(codes: Codes) -> Ints:
 def _whole(view: View, shape: Shape, campaign: str) -> tuple[list[Node], Ints]:
     """Make a node of every task."""
     every = range(len(shape.rows))
-    return [_task_node(view, shape, campaign, place) for place in every], np.arange(len(shape.rows))
+    return [_task_node(view, shape, campaign, index) for index in every], np.arange(len(shape.rows))
 
 
 def _collapsed(
@@ -255,32 +326,32 @@ def _collapsed(
 def _open(
     view: View, shape: Shape, campaign: str, number: int, nodes: list[Node]
 ) -> list[tuple[int, int]]:
-    """Add nodes for the tasks of a group, those that need attention first."""
-    places = np.flatnonzero(shape.group_of == number)
+    """Add nodes for the tasks of a group. Tasks that need attention come first."""
+    indexes = np.flatnonzero(shape.group_of == number)
     ranks = np.full(len(STATE_NAMES) + 1, len(_ATTENTION))
     for rank, name in enumerate(_ATTENTION):
         ranks[STATE_NAMES.index(name)] = rank
-    urgent = np.argsort(ranks[view.tasks.state[shape.rows[places]]], kind="stable")
+    urgent = np.argsort(ranks[view.tasks.state[shape.rows[indexes]]], kind="stable")
     found = []
-    for place in places[urgent[:OPEN_TASKS_MAX]].tolist():
-        found.append((place, len(nodes)))
-        nodes.append(_task_node(view, shape, campaign, place))
+    for index in indexes[urgent[:OPEN_TASKS_MAX]].tolist():
+        found.append((index, len(nodes)))
+        nodes.append(_task_node(view, shape, campaign, index))
     return found
 
 
 def _node_of(shape: Shape, node_of_group: Ints, shown: list[tuple[int, int]]) -> Ints:
     found = node_of_group[shape.group_of]
-    for place, node in shown:
-        found[place] = node
+    for index, node in shown:
+        found[index] = node
     return found
 
 
-def _task_node(view: View, shape: Shape, campaign: str, place: int) -> Node:
-    row = int(shape.rows[place])
+def _task_node(view: View, shape: Shape, campaign: str, index: int) -> Node:
+    row = int(shape.rows[index])
     full = view.tasks.names[row].decode(errors="backslashreplace")
     state = int(view.tasks.state[row])
     title = short(full.removeprefix(f"{campaign}/") if campaign else full)
-    return Node(int(shape.level[place]), title, {STATE_NAMES[state]: 1}, name=full)
+    return Node(int(shape.level[index]), title, {STATE_NAMES[state]: 1}, name=full)
 
 
 def _group_node(view: View, shape: Shape, campaign: str, number: int, counts: Ints) -> Node:
@@ -300,8 +371,8 @@ def _by_state(counts: Ints) -> dict[str, int]:
 # Places and lines.
 
 
-def _place(nodes: list[Node]) -> None:
-    """Give each node its place: a column for each level, an open group's tasks below it."""
+def _lay_out(nodes: list[Node]) -> None:
+    """Give each node its position: a column for each level, an open group's tasks below it."""
     first = min((node.level for node in nodes), default=0)
     used: dict[int, int] = {}
     for node in nodes:

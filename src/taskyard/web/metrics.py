@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 #: The text format that every Prometheus reads.
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 
-#: Services and workers with series of their own. The others are summed up in one.
+#: Services and workers with series of their own. All others are summed up.
 SERVICES_MAX: Final = 200
 WORKERS_MAX: Final = 1000
 OTHER: Final = "(other)"
@@ -66,13 +66,15 @@ DEFINITIONS: Final = {
         _define(_GAUGE, "broker_start_time_seconds", "When the broker started, since the epoch."),
         _define(_GAUGE, "tasks", "Tasks by state.", "service", "state"),
         _define(
-            *(_GAUGE, "backlog_tasks"),
+            _GAUGE,
+            "backlog_tasks",
             "Tasks that workers could run or are running: ready and leased. "
             "A delayed task counts when it is due.",
             "service",
         ),
         _define(
-            *(_GAUGE, "oldest_ready_seconds"),
+            _GAUGE,
+            "oldest_ready_seconds",
             "How long the oldest ready task has been ready. 0 if none is.",
             "service",
         ),
@@ -84,29 +86,33 @@ DEFINITIONS: Final = {
         _define(_GAUGE, "worker_slots", "Slots of a worker. 0: no limit.", "worker"),
         _define(_GAUGE, "worker_slots_busy", "Slots in use of a worker.", "worker"),
         _define(
-            *(_GAUGE, "worker_last_message_seconds"),
+            _GAUGE,
+            "worker_last_message_seconds",
             "Time since the last message of a worker. Of `(other)` the longest.",
             "worker",
         ),
         _define(
-            *(_HISTOGRAM, "run_seconds"),
+            _HISTOGRAM,
+            "run_seconds",
             "How long attempts ran, as their workers measured it, or else from lease to report.",
             "service",
         ),
         _define(
-            *(_HISTOGRAM, "wait_seconds"),
+            _HISTOGRAM,
+            "wait_seconds",
             "How long tasks were ready until they were leased.",
             "service",
         ),
         _define(_HISTOGRAM, "turn_seconds", "Turns of the broker, from messages to replies."),
         _define(_HISTOGRAM, "sync_seconds", "Commits of the journal."),
         _define(_COUNTER, "submitted_tasks_total", "Tasks that were accepted."),
-        _define(*(_COUNTER, "attempts_total"), "Attempts by how they ended.", "service", "outcome"),
+        _define(_COUNTER, "attempts_total", "Attempts by how they ended.", "service", "outcome"),
         _define(_COUNTER, "retries_total", "Failed attempts after which a task is tried again."),
         _define(_COUNTER, "lease_expiries_total", "Attempts that ended with their lost worker."),
         _define(_COUNTER, "stale_results_total", "Reports of attempts that were over."),
         _define(
-            *(_COUNTER, "malformed_inputs_total"),
+            _COUNTER,
+            "malformed_inputs_total",
             "Malformed messages that were refused.",
             "dialect",
         ),
@@ -118,7 +124,8 @@ DEFINITIONS: Final = {
         _define(_GAUGE, "leader_epoch", "The term of a broker whose journal is in PostgreSQL."),
         _define(_GAUGE, "standby_rows_behind", "Rows that a standby had not applied.", "standby"),
         _define(
-            *(_GAUGE, "standby_seconds_behind"),
+            _GAUGE,
+            "standby_seconds_behind",
             "How old the state of a standby is at most.",
             "standby",
         ),
@@ -171,7 +178,7 @@ class _Families(Collector):
     def add_histogram(
         self, name: str, bounds: list[float], histogram: Mapping[str, Any], *labels: str
     ) -> None:
-        """Add a histogram. Its buckets become cumulative."""
+        """Add a histogram, with cumulative buckets."""
         total, buckets = 0, list[tuple[str, float]]()
         for bound, count in zip((*bounds, None), histogram["counts"], strict=True):
             total += count
@@ -217,12 +224,12 @@ def _add_workers(families: _Families, workers: Iterable[Mapping[str, Any]]) -> N
     totals, frees = dict[str, float](), dict[str, float]()
     #: By worker: slots, slots in use, and seconds since its last message.
     rows: dict[str, tuple[int, int, float]] = {}
-    for place, one in enumerate(workers):
+    for index, one in enumerate(workers):
         dialects[one["dialect"]] = dialects.get(one["dialect"], 0) + 1
         for name, amount in one["resources"].items():
             totals[name] = totals.get(name, 0) + amount
             frees[name] = frees.get(name, 0) + one["resources_free"].get(name, 0)
-        name = one["name"] if place < WORKERS_MAX else OTHER
+        name = one["name"] if index < WORKERS_MAX else OTHER
         slots, busy, age = rows.get(name, (0, 0, 0.0))
         age = max(age, one["last_seen_ago"])
         rows[name] = (slots + one["slots"], busy + one["slots_used"], age)
@@ -240,7 +247,7 @@ def _add_workers(families: _Families, workers: Iterable[Mapping[str, Any]]) -> N
 
 
 def _summed(services: Iterable[Mapping[str, Any]], named: Container[str]) -> Iterator[Any]:
-    """Return the counters of services. Those without a series of their own come last, together."""
+    """Yield the counters of services, and those of all others together at the end."""
     other: dict[str, Any] | None = None
     for one in services:
         if one["name"] in named:

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import re
 from bisect import bisect
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
+
+from taskyard.web.events import Growing, Numbering
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taskyard.web.event_columns import Codes, Flags, Ints
+    from taskyard.web.events import Codes, Flags, Ints
 
 #: Between names in the text. A text to find that contains it is searched in each name.
 _BETWEEN: Final = b"\0"
@@ -29,10 +31,10 @@ _SEARCHES_MAX: Final = 8
 #: More hits than this are found faster by comparing the whole text, a byte of the part at a time.
 _HITS_MAX: Final = 100_000
 
-#: New names up to this share of all are merged into the order. More are sorted with the others.
+#: New names up to this share of all are merged into the order. More are sorted with all names.
 _MERGED_SHARE: Final = 0.01
 
-#: Different stems. Further ones share number 0: their names have no pattern.
+#: Different stems. Further stems share number 0: their names have no pattern.
 STEMS_MAX: Final = 4096
 
 #: Digits are replaced at once for a whole name. Their runs are shortened once for each result.
@@ -43,27 +45,14 @@ _NUMBER: Final = re.compile(rb"0+")
 NUMBER_SIGN: Final = "#"
 
 
-class _Rows(dict["bytes | None", int]):
-    """Rows by name. A new name gets the next row, None has -1."""
-
-    def __init__(self, names: list[bytes]) -> None:
-        super().__init__({None: -1})
-        self._names = names
-
-    def __missing__(self, name: bytes) -> int:
-        row = self[name] = len(self._names)
-        self._names.append(name)
-        return row
-
-
 class TaskNames:
     """Names in the order in which they appeared."""
 
     def __init__(self) -> None:
         self.names: list[bytes] = []
-        self._rows = _Rows(self.names)
+        self._rows = Numbering(self.names, none=-1)
         self._text = bytearray()
-        #: Where each name begins in the text, and the end of the last one.
+        #: Where each name begins in the text, and the end of the last name.
         self._begins = Growing(np.int64)
         self._begins.add(np.zeros(1, np.int64))
         self._searches: dict[bytes, Flags] = {}
@@ -140,12 +129,12 @@ class TaskNames:
         is_hit = np.zeros(len(text), bool)
         size = len(text) - len(part) + 1
         is_hit[:size] = text[:size] == part[0]
-        for place in range(1, len(part)):
-            is_hit[:size] &= text[place : place + size] == part[place]
+        for index in range(1, len(part)):
+            is_hit[:size] &= text[index : index + size] == part[index]
         return np.logical_or.reduceat(is_hit, begins - start)
 
     def _hits(self, part: bytes, start: int) -> list[int] | None:
-        """Return the places of a part in the text, or None if there are too many."""
+        """Return the offsets of a part in the text, or None if there are too many."""
         find, hits = self._text.find, []
         at = find(part, start)
         while at >= 0:
@@ -167,34 +156,11 @@ class TaskNames:
         elif new:
             ordered = self._order.tolist()
             added = sorted(new, key=names.__getitem__)
-            places = [bisect(ordered, names[row], key=names.__getitem__) for row in added]
-            self._order = np.insert(self._order, places, added)
+            indexes = [bisect(ordered, names[row], key=names.__getitem__) for row in added]
+            self._order = np.insert(self._order, indexes, added)
         return self._order
 
 
 def stem(name: str) -> str:
     """Return a name with a sign in place of each number."""
     return re.sub("[0-9]+", NUMBER_SIGN, name)
-
-
-class Growing:
-    """An array that grows at its end."""
-
-    def __init__(self, kind: type[np.int64 | np.int32]) -> None:
-        self._count = 0
-        self._array: np.ndarray[Any, Any] = np.zeros(1024, kind)
-
-    def __len__(self) -> int:
-        return self._count
-
-    def add(self, values: np.ndarray[Any, Any]) -> None:
-        end = self._count + len(values)
-        if end > len(self._array):
-            more = np.zeros(max(len(self._array), len(values)), self._array.dtype)
-            self._array = np.append(self._array, more)
-        self._array[self._count : end] = values
-        self._count = end
-
-    @property
-    def values(self) -> np.ndarray[Any, Any]:
-        return self._array[: self._count]

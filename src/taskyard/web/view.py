@@ -17,20 +17,21 @@ from taskyard.client.task_filters import Filter, form_of
 from taskyard.core.identity import split
 from taskyard.core.states import TaskState
 from taskyard.errors import UnknownName
-from taskyard.web.broker_events import BrokerEvents
-from taskyard.web.edge_table import EdgeTable, edge_names
-from taskyard.web.event_columns import Catalog, columns_of
-from taskyard.web.form_table import FormTable
-from taskyard.web.task_table import NO_STATE, STATE_NAMES, TaskTable
-from taskyard.web.time_series import TimeSeries
+from taskyard.web.events import BrokerEvents, Catalog, columns_of
+from taskyard.web.tables import (
+    NO_STATE,
+    STATE_NAMES,
+    EdgeTable,
+    FormTable,
+    TaskTable,
+    TimeSeries,
+    edge_names,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator
 
-    from taskyard.web.event_columns import EventColumns, Flags, Ints
-    from taskyard.web.event_feed import Batch
-    from taskyard.web.event_log import TaskEvent
-    from taskyard.web.graph_levels import Shape
+    from taskyard.web.events import Batch, EventColumns, Flags, Ints, TaskEvent
 
 #: Bars of a histogram of run times, for each factor of ten.
 BINS_PER_DECADE: Final = 4
@@ -62,10 +63,10 @@ _CHANGE_ROWS_MAX: Final = 8192
 
 
 class TaskPage(Struct):
-    """One page of a list."""
+    """A page of a list."""
 
     rows: list[dict[str, Any]]
-    #: Tasks that match in total, and the place of the first one of this page.
+    #: Tasks that match in total, and the index of the first task of this page.
     total: int
     first: int
 
@@ -75,7 +76,7 @@ class FailureGroup(Struct):
 
     form: str
     count: int
-    #: The row of one of them.
+    #: The row of an example.
     example: dict[str, Any]
 
 
@@ -88,8 +89,6 @@ class View:
         self.series = TimeSeries()
         self.broker = BrokerEvents(self.catalog)
         self.edges = EdgeTable()
-        #: Structures of graphs by campaign, as `graph` keeps them.
-        self.graphs: dict[str, Shape] = {}
         self.forms = FormTable(self.catalog["reason"])
         #: Grows with every change, for caches.
         self.version = 0
@@ -123,7 +122,7 @@ class View:
         steps = self.tasks.apply(events)
         self.series.add(steps)
         self.broker.add(events)
-        self.forms.numbers(events.codes["reason"][steps.place[steps.state == TaskState.FAILED]])
+        self.forms.numbers(events.codes["reason"][steps.index[steps.state == TaskState.FAILED]])
         self.version += 1
 
     def _add_edges(self, task: list[bytes], after: list[bytes]) -> None:
@@ -166,7 +165,7 @@ class View:
     def time_left_ns(self) -> int:
         """Return how long the open tasks take at the recent rate. 0 if it is unknown.
 
-        Tasks that wait for others count only while some task can run.
+        Tasks that wait for tasks count only while some task can run.
         """
         counts = self.counts()
         if not any(counts[name] for name in ("DELAYED", "READY", "LEASED")):
@@ -230,7 +229,7 @@ class View:
         end = min(first + count, len(rows))
         if end < len(rows):
             near = np.argpartition(keys, end - 1)[:end] if end else np.array([], np.int64)
-            # Of equal keys, any may be in the partition. Take the first ones, as in a full sort.
+            # Of equal keys, any may be in the partition. Take the first, as in a full sort.
             limit = keys[near].max() if end else 0
             near = np.flatnonzero(keys <= limit)
             rows, keys = rows[near], keys[near]
@@ -272,7 +271,7 @@ class View:
         return [] if row is None else self.tasks.log.of_task(row)
 
     def neighbours(self, name: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Return the tasks that a task waits for, and those that wait for it, some of each."""
+        """Return the tasks that a task waits for, and the tasks that wait for it, some of each."""
         row = self.tasks.row_of(name.encode())
         if row is None:
             return [], []
@@ -329,12 +328,12 @@ class View:
         run_ns = run_ns[run_ns > 0]
         if not len(run_ns):
             return []
-        places = np.floor(np.log10(run_ns) * BINS_PER_DECADE).astype(np.int64)
-        least = int(places.min())
-        counts = np.bincount(places - least)
+        indexes = np.floor(np.log10(run_ns) * BINS_PER_DECADE).astype(np.int64)
+        least = int(indexes.min())
+        counts = np.bincount(indexes - least)
         return [
-            (round(10 ** ((least + place) / BINS_PER_DECADE)), int(count))
-            for place, count in enumerate(counts)
+            (round(10 ** ((least + index) / BINS_PER_DECADE)), int(count))
+            for index, count in enumerate(counts)
         ]
 
     def failures(self, rows: Ints) -> list[FailureGroup]:

@@ -15,7 +15,7 @@ from bench.targets import TOP_REFRESH_MS
 from taskyard.cli.options import CliContext
 from taskyard.cli.web import BrokerConnector
 from taskyard.client import task_filters
-from taskyard.client.broker_link import BrokerLink
+from taskyard.client.internal import BrokerLink
 from taskyard.tui.app import Top
 
 #: Refreshes of each screen after the first.

@@ -1,19 +1,22 @@
-"""The broker itself: its health, its relays and forwarders, and metrics for Prometheus."""
+"""The broker: its health, workers, lanes, timeline, relays and forwarders, and metrics."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from taskyard.errors import TaskyardError, UnknownName
+from taskyard.client import requests
+from taskyard.client.requests import problems_of
+from taskyard.errors import TaskyardError, UnknownName, UserError
 from taskyard.web import metrics
-from taskyard.web.charts import histogram_figure
-from taskyard.web.problems import problems_of
+from taskyard.web.charts import histogram_figure, timeline_figure, timeline_of
+from taskyard.web.views import site
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,7 +24,10 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.routing import BaseRoute
 
+    from taskyard.client.internal import InternalClient
+    from taskyard.web.charts import Timeline
     from taskyard.web.views.site import Site
+
 
 #: A broker that takes longer to answer counts as away. Programs that collect metrics wait for 10 s.
 _REPLY_SECONDS: Final = 5.0
@@ -74,6 +80,9 @@ def routes(shown: Site) -> list[BaseRoute]:
         Route("/health", health),
         Route("/charts/health", chart),
         *_program_routes(shown),
+        *_worker_routes(shown),
+        _action_route(shown),
+        *_timeline_routes(shown),
     ]
 
 
@@ -133,3 +142,92 @@ def _program_routes(shown: Site) -> list[BaseRoute]:
         return PlainTextResponse("ok\n")
 
     return [Route("/metrics", exposition), Route("/readyz", readyz)]
+
+
+#: Lanes and workers on one page.
+LANES_MAX: Final = 200
+WORKERS_MAX: Final = 200
+
+#: Current tasks that are named beside a worker.
+WORKER_TASKS_MAX: Final = 5
+
+
+#: The range of the timeline is in milliseconds, as browsers count.
+_MILLISECOND_NS: Final = 1_000_000
+
+
+def _worker_routes(shown: Site) -> list[BaseRoute]:
+    async def workers(request: Request) -> Response:
+        every = await shown.broker.ask("workers")
+        first = site.number(request, "first")
+        workers = every[first : first + WORKERS_MAX]
+        with shown.view() as view:
+            tasks = view.current_tasks({one["name"] for one in workers}, WORKER_TASKS_MAX)
+            joined_ns = {one["name"]: view.broker.joined_ns(one["name"]) for one in workers}
+        now_ns = time.time_ns()
+        return shown.page(
+            request,
+            "workers.html",
+            workers=workers,
+            tasks=tasks,
+            ages_ns={name: now_ns - at_ns for name, at_ns in joined_ns.items() if at_ns},
+            first=first,
+            total=len(every),
+            per_page=WORKERS_MAX,
+        )
+
+    async def lanes(request: Request) -> Response:
+        pattern = request.query_params.get("lane", "")
+        service = request.query_params.get("service", "")
+
+        def read(client: InternalClient) -> tuple[list[dict[str, Any]], object]:
+            # `client.lanes` asks for five times as many, and the broker explains each of them.
+            page = requests.lanes_page(service or None, pattern or None, count=LANES_MAX)
+            return client._run_query(page)  # noqa: SLF001  # no other part of the client does this
+
+        found, more = await shown.broker.call(read)
+        status = await shown.broker.ask("status")
+        return shown.page(
+            request,
+            "lanes.html",
+            lanes=found,
+            has_more=more is not None,
+            services=status["services"],
+            paused={(one["service"], one["lane"]) for one in status["pauses"]},
+            is_all_paused=status["paused"],
+            pattern=pattern,
+            service=service,
+        )
+
+    return [Route("/workers", workers), Route("/lanes", lanes)]
+
+
+def _action_route(shown: Site) -> BaseRoute:
+    async def act(request: Request) -> Response:
+        """Pause or resume a lane, a service, or everything."""
+        form = await site.form(request)
+        action = form.get("action", "")
+        service, lane = form.get("service"), form.get("lane")
+        if action not in ("pause", "resume"):
+            raise UserError(f"unknown action {action!r}")
+        await shown.broker.act(lambda client: getattr(client, action)(service, lane))
+        done = f"{'paused' if action == 'pause' else 'resumed'} {site.subject_name(service, lane)}"
+        return RedirectResponse(site.link("/lanes", done=done), HTTPStatus.SEE_OTHER)
+
+    return Route("/lanes/actions", act, methods=["POST"])
+
+
+def _timeline_routes(shown: Site) -> list[BaseRoute]:
+    def read(request: Request) -> Timeline:
+        begin_ns, end_ns = (site.number(request, end) * _MILLISECOND_NS for end in ("from", "to"))
+        with shown.view() as view:
+            return timeline_of(view, begin_ns, end_ns)
+
+    async def timeline(request: Request) -> Response:
+        chart = f"/charts/timeline?{request.url.query}"
+        return shown.page(request, "timeline.html", timeline=read(request), chart=chart)
+
+    async def chart(request: Request) -> Response:
+        return JSONResponse(timeline_figure(read(request)))
+
+    return [Route("/timeline", timeline), Route("/charts/timeline", chart)]

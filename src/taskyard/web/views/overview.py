@@ -1,4 +1,4 @@
-"""The first view, and those of campaigns: counters, charts over time, failures, the graph."""
+"""The first view, and the views of campaigns: counters, charts over time, failures, the graph."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from taskyard.web.charts import durations_figure, throughput_figure
-from taskyard.web.graph import draw
+from taskyard.web.graph import Shape, draw
 from taskyard.web.views import site
 
 if TYPE_CHECKING:
@@ -78,12 +78,14 @@ def routes(shown: Site) -> list[BaseRoute]:
 
 
 def _graph_route(shown: Site) -> BaseRoute:
+    shapes: dict[str, Shape] = {}
+
     async def graph(request: Request) -> Response:
         query = request.query_params
         name, focus = query.get("campaign", ""), query.get("task", "")
         first = site.number(request, "level")
         with shown.view() as view:
-            drawing = draw(view, name, query.getlist("open"), first, focus)
+            drawing = draw(view, name, query.getlist("open"), first, focus, shapes=shapes)
 
         def address(opened: Sequence[str], level: int = first) -> str:
             """Return the address of this graph with other open groups, or from another level on."""

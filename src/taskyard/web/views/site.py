@@ -1,35 +1,47 @@
-"""The base of all views: the follower, the broker, and the rendering of templates."""
+"""The base of all views: the follower, the broker, templates, and the static files of the page.
+
+A browser keeps static files, because another version has another address. Scripts import each other
+by relative paths, so all of them have the same version.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import importlib.metadata
 from contextlib import contextmanager
+from functools import cache
+from hashlib import blake2b
 from http import HTTPStatus
+from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.requests import ClientDisconnect
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import FileResponse, HTMLResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 
-from taskyard import __version__
+from taskyard import __version__, design
 from taskyard.client import task_filters
 from taskyard.errors import NoBroker, TaskyardError, UnknownName, UserError
-from taskyard.web import (
-    assets,
-    format,  # noqa: A004  # a module of formats
-)
+from taskyard.web import formats
 from taskyard.web.address import Role
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Iterator
 
     from starlette.requests import Request
+    from starlette.routing import BaseRoute
+    from starlette.types import Scope
 
-    from taskyard.client.broker_link import BrokerLink
+    from taskyard.client.internal import BrokerLink
     from taskyard.client.task_filters import Filter
     from taskyard.web.follower import Follower
     from taskyard.web.view import View
+
 
 #: The views in the bar at the top.
 NAVIGATION: Final = (
@@ -61,22 +73,22 @@ class Site:
             loader=PackageLoader("taskyard.web"),
             autoescape=True,
             undefined=StrictUndefined,
-            finalize=format.visible,
+            finalize=formats.visible,
             trim_blocks=True,
             lstrip_blocks=True,
         )
         self._templates.filters |= {
-            "count": format.count,
-            "counted": format.counted,
-            "duration": format.duration,
-            "size": format.size,
-            "moment": format.moment,
-            "seconds": format.seconds,
-            "shares": format.shares,
+            "count": formats.count,
+            "counted": formats.counted,
+            "duration": formats.duration,
+            "size": formats.size,
+            "moment": formats.moment,
+            "seconds": formats.seconds,
+            "shares": formats.shares,
         }
         self._templates.globals |= {
             "version": __version__,
-            "static": assets.root(),
+            "static": static_root(),
             "navigation": NAVIGATION,
             "link": link,
             "target": target,
@@ -139,7 +151,7 @@ def number(request: Request, name: str, default: int = 0) -> int:
 
 
 def number_in(text: str, default: int) -> int:
-    """Return the number that a peer sent, or the default if it is none, or a long one."""
+    """Return the number that a peer sent, or the default if it is no number, or too long."""
     return int(text) if text.isdecimal() and len(text) <= _NUMBER_DIGITS_MAX else default
 
 
@@ -157,7 +169,7 @@ async def form(request: Request) -> dict[str, str]:
     return {**request.query_params, **sent}
 
 
-def place_name(service: str | None, lane: str | None) -> str:
+def subject_name(service: str | None, lane: str | None) -> str:
     """Return the words for a lane, a service, or everything."""
     where = "everything" if service is None else f"service {service}"
     return where if lane is None else f"lane {lane or '(open)'} of {where}"
@@ -181,3 +193,62 @@ def target(path: str, **fields: str | None) -> str:
 def tasks_link(**fields: object) -> str:
     """Return the address of the tasks that match a filter's fields."""
     return link("/tasks", filter=task_filters.Filter(**fields).text)  # type: ignore[arg-type]
+
+
+# Static files.
+
+_STATIC: Final = Path(str(files("taskyard.web"))) / "static"
+
+#: A year. Caches between browser and page keep nothing, as the page is not public.
+_KEPT: Final = {"Cache-Control": "private, max-age=31536000, immutable"}
+
+#: Of the hash in the address.
+_DIGEST_BYTES: Final = 8
+
+
+@cache
+def static_root() -> str:
+    """Return the address of the directory of all files."""
+    hashed = blake2b(digest_size=_DIGEST_BYTES)
+    for path in sorted(_STATIC.iterdir()):
+        hashed.update(path.name.encode() + path.read_bytes())
+    texts = (design.stylesheet(), design.module(), importlib.metadata.version("plotly"))
+    hashed.update("".join(texts).encode())
+    return f"/static/{hashed.hexdigest()}"
+
+
+def static_routes() -> list[BaseRoute]:
+    """Return the routes of all files."""
+    return [
+        Route(f"{static_root()}/plotly.js", _plotly),
+        Route(f"{static_root()}/design.css", _design_css),
+        Route(f"{static_root()}/design.js", _design_js),
+        Mount(static_root(), _KeptFiles(directory=str(_STATIC))),
+    ]
+
+
+class _KeptFiles(StaticFiles):
+    def file_response(
+        self,
+        full_path: str | os.PathLike[str],
+        stat_result: os.stat_result,
+        scope: Scope,
+        status_code: int = 200,
+    ) -> Response:
+        response = super().file_response(full_path, stat_result, scope, status_code)
+        response.headers.update(_KEPT)
+        return response
+
+
+async def _plotly(_: Request) -> Response:
+    """Send Plotly's script from its wheel."""
+    path = Path(str(files("plotly") / "package_data" / "plotly.min.js"))
+    return FileResponse(path, headers=_KEPT)
+
+
+async def _design_css(_: Request) -> Response:
+    return Response(design.stylesheet(), headers=_KEPT, media_type="text/css")
+
+
+async def _design_js(_: Request) -> Response:
+    return Response(design.module(), headers=_KEPT, media_type="text/javascript")

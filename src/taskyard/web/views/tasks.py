@@ -1,4 +1,4 @@
-"""The list of tasks, one task, its output, and actions on tasks."""
+"""The list of tasks, a task with its story, its output, and actions on tasks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import shlex
 from codecs import getincrementaldecoder
 from contextlib import suppress
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 from starlette.responses import RedirectResponse, Response, StreamingResponse
@@ -19,32 +19,161 @@ from taskyard.client import task_filters
 from taskyard.client.task_filters import Filter
 from taskyard.core.identity import spelling
 from taskyard.errors import TaskyardError, UserError
-from taskyard.web.task_story import story_of
+from taskyard.web import formats
 from taskyard.web.view import TaskPage
 from taskyard.web.views import site
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
     from starlette.requests import Request
     from starlette.routing import BaseRoute
 
     from taskyard.client.internal import InternalClient
     from taskyard.core.events import Scope
+    from taskyard.web.events import TaskEvent
     from taskyard.web.views.site import Site
     from taskyard.wire.native.reads import Part
+
+
+class StoryLine(Struct, frozen=True):
+    """A sentence of a story."""
+
+    time_ns: int
+    text: str
+    #: Good, bad, or neither, for its colour.
+    tone: str = ""
+    #: The reason in the words of the worker.
+    detail: str = ""
+
+
+#: Why a task became ready, by the reason of its event.
+_READY: Final = {
+    "submitted": "became ready",
+    "released": "became ready: every task that it waits for is done",
+    "returned": "became ready again",
+    "expired": "became ready again",
+    "due": "became ready",
+    "retried": "became ready again",
+}
+
+#: Why a worker returned a task, by the name of the reason.
+_RETURNED: Final = {
+    "refused": "had no room for it after all",
+    "transferred": "returned it to the queue",
+    "deferred_back": "returned it to the end of its lane",
+    "unlisted": "never received it",
+    "left": "left",
+    "restarted": "restarted",
+    "broker_restarted": "can't list its tasks after the broker restarted",
+}
+
+#: What happened, by the kind of the event. Some kinds have further sentences in `_sentence`.
+_SENTENCES: Final = {
+    "leased": "attempt {attempt}: leased to {worker}{host}",
+    "finished": "attempt {attempt} finished{ran}",
+    "failed": "attempt {attempt} failed{ran}",
+    "postponed": "attempt {attempt} failed{ran}, to be tried again",
+    "expired": "attempt {attempt} lost: no heartbeat from {worker} in time",
+    "stale": "a late report of {worker} on attempt {attempt} was refused",
+    "worker_replaced": "{worker} was replaced by another process",
+    "due": "due, became ready",
+    "aged": "expired before it ran",
+    "extended": "has to wait for more tasks",
+    "cancelled": "cancelled",
+    "retried": "retried with all its attempts",
+    "moved": "moved to another lane",
+    "reported": "reported as late",
+    "released": "released from a held lane",
+    "edited": "its terms were changed",
+    "refunded": "the replaced worker came back, so its loss is not counted",
+}
+
+#: Kinds that a client requests. Their reason is the key of the client.
+_COMMANDS: Final = ("submitted", "cancelled", "retried", "moved", "released", "edited")
+
+_TONES: Final = {"finished": "good", "failed": "bad", "aged": "bad", "expired": "bad"}
+
+
+def story_of(events: Sequence[TaskEvent], attempts: Sequence[Mapping[str, Any]]) -> list[StoryLine]:
+    """Return the story of a task: a sentence for each event, the oldest first.
+
+    `attempts` are from the task's document. They add hosts and run times.
+    """
+    by_number = {one["attempt"]: one for one in attempts}
+    lines: list[StoryLine] = []
+    for index, event in enumerate(events):
+        last = events[index - 1] if index else None
+        if event.kind == "ready" and last is not None and last.time_ns == event.time_ns:
+            if last.kind != "due":
+                lines[-1] = _joined(lines[-1], _READY.get(event.reason, "became ready"))
+            continue
+        is_again = event.kind == "submitted" and index > 0
+        lines.append(_line(event, by_number.get(event.attempt), is_again=is_again))
+    return lines
+
+
+def _joined(line: StoryLine, more: str) -> StoryLine:
+    return StoryLine(line.time_ns, f"{line.text}, {more}", line.tone, line.detail)
+
+
+def _line(event: TaskEvent, attempt: Mapping[str, Any] | None, *, is_again: bool) -> StoryLine:
+    text = _sentence(event, is_again=is_again).format(
+        attempt=event.attempt,
+        worker=f"worker {event.worker}" if event.worker else "its worker",
+        host=_host(attempt or {}),
+        ran=_ran(attempt or {}),
+    )
+    # Commands by a local socket have no key.
+    if event.reason and event.kind in _COMMANDS:
+        text = f"{text} {event.reason}"
+    detail = event.reason if event.kind in ("failed", "postponed", "aged") else ""
+    return StoryLine(event.time_ns, text, _TONES.get(event.kind, ""), detail)
+
+
+def _sentence(event: TaskEvent, *, is_again: bool) -> str:
+    """Return what happened, with names in braces for what differs."""
+    found = _SENTENCES.get(event.kind, event.kind.replace("_", " "))
+    match event.kind:
+        case "submitted" if is_again:
+            found = "submitted again under the same name"
+        case "ready":
+            found = _READY.get(event.reason, "became ready")
+        case "failed" if not event.attempt:
+            found = "failed"
+        case "postponed" if not event.worker:
+            found = "postponed by request"
+        case "postponed" if not event.is_own_fault:
+            found = "attempt {attempt} postponed by {worker}"
+        case "returned":
+            why = _RETURNED.get(event.reason, "returned it")
+            found = f"attempt {{attempt}} ended: {{worker}} {why}"
+    return found
+
+
+def _host(attempt: Mapping[str, Any]) -> str:
+    return f" on {attempt['host']}" if attempt.get("host") else ""
+
+
+def _ran(attempt: Mapping[str, Any]) -> str:
+    """Return how long an attempt ran, if it was measured."""
+    started, ended = attempt.get("started"), attempt.get("ended")
+    if started is None or ended is None:
+        return ""
+    return f" after {formats.duration(formats.seconds(ended - started)) or '0 s'}"
+
 
 #: Tasks on one page of the list.
 PAGE_TASKS: Final = 100
 
-#: Bytes of output in one event, and those that a page shows of a long output: its end.
+#: Bytes of output in an event, and bytes at the end of a long output that a page shows.
 _OUTPUT_BYTES_MAX: Final = 64 * 1024
 _OUTPUT_BYTES_SHOWN_MAX: Final = 512 * 1024
 
 #: The time between two questions for more output of a running task.
 _OUTPUT_SECONDS: Final = 1.0
 
-#: Tasks that an action by names takes: those of a filter that no scope describes.
+#: Tasks that an action by names takes, if no scope describes the filter.
 _NAMES_MAX: Final = 10_000
 
 _PRIORITY: Final = re.compile("-?[0-9]{1,7}")
@@ -123,7 +252,7 @@ class _Output(Struct):
     """The output that a browser asks for."""
 
     name: str
-    #: Empty: the one that has text.
+    #: Empty: the stream that has text.
     stream: str
     attempt: int | None
 
@@ -205,7 +334,7 @@ async def _pause(shown: Site, action: str, chosen: Filter) -> str:
     if action == "pause" and not count:
         raise UserError("pause: no task matches the filter")
     await shown.broker.act(lambda client: getattr(client, action)(chosen.service, chosen.lane))
-    where = site.place_name(chosen.service, chosen.lane)
+    where = site.subject_name(chosen.service, chosen.lane)
     return f"{_DONE[action]} {where} with {count:,} {'task' if count == 1 else 'tasks'}"
 
 

@@ -33,12 +33,12 @@ def counted(number: int, thing: str) -> str:
 
 
 def duration(time_ns: int) -> str:
-    """Format a length of time. Empty for an unknown one."""
+    """Format a length of time. Empty if it is unknown."""
     return format_duration(time_ns) if time_ns else ""
 
 
 def size(number: int) -> str:
-    """Format a number of bytes. Empty for an unknown one."""
+    """Format a number of bytes. Empty if it is unknown."""
     return format_bytes(number) if number else ""
 
 
