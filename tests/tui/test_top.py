@@ -20,8 +20,7 @@ from taskyard.client import task_filters
 from taskyard.client.broker_link import BrokerLink
 from taskyard.client.internal import InternalClient
 from taskyard.errors import NoBroker
-from taskyard.tui.app import RowTable, Top, key_table
-from taskyard.tui.output import TaskPane
+from taskyard.tui.app import RowTable, TaskPane, Top, key_table
 from taskyard.tui.screens import Pace
 from tests.kit.processes import Broker, Worker
 
