@@ -12,8 +12,7 @@ import click
 import pytest
 
 from taskyard import __version__
-from taskyard.cli.command import Command, Group
-from taskyard.cli.commands import COMMANDS, SUGGESTIONS, LazyCommand, LazyGroup
+from taskyard.cli.commands import COMMANDS, SUGGESTIONS, Command, Group, LazyCommand, LazyGroup
 from taskyard.cli.entry import run, taskyard
 from taskyard.cli.work import load, map_rows, submit
 from taskyard.cli.work import run as run_file

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import msgspec
 import pytest
 
-from taskyard.cli.watch import RECORD_LABELS, lines_of
+from taskyard.cli.task_list import RECORD_LABELS, lines_of
 from taskyard.wire.record_views import AnyRecordDocument
 from tests.cli.yard import Caller, Yard, running
 from tests.kit.processes import Running

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
-from taskyard.cli.command import Command
+from taskyard.cli.commands import Command
 from taskyard.cli.connection import connect_read_only, local_state
 from taskyard.cli.documents import CleanDocument
 from taskyard.cli.format import format_count

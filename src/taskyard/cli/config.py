@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from taskyard.cli.command import Command
+from taskyard.cli.commands import Command
 from taskyard.cli.connection import connect_to
 from taskyard.cli.daemon_options import listen_pairs, listen_setting
 from taskyard.cli.documents import ConfigCheckDocument, ConfigDocument, ConfigService, ConfigSetting

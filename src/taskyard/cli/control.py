@@ -10,7 +10,7 @@ import click
 from msgspec import Struct
 
 from taskyard.campaign.task_spec import BACKOFF_NS, KEYS
-from taskyard.cli.command import Command
+from taskyard.cli.commands import Command
 from taskyard.cli.connection import connect_client
 from taskyard.cli.documents import (
     CancelDocument,

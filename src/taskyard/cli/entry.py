@@ -17,11 +17,9 @@ from typing import Final, NoReturn
 import click
 
 from taskyard import __version__
-from taskyard.cli.command import usage_text
-from taskyard.cli.commands import COMMANDS, SUGGESTIONS, LazyGroup
-from taskyard.cli.format import escape_line
+from taskyard.cli.commands import COMMANDS, SUGGESTIONS, LazyGroup, usage_text
+from taskyard.cli.format import escape_line, escaping_output
 from taskyard.cli.options import CliContext
-from taskyard.cli.terminal import escaping_output
 from taskyard.errors import (
     ExitCode,
     Interrupted,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
-from taskyard.cli.command import Command
+from taskyard.cli.commands import Command
 from taskyard.cli.connection import broker_location, connect_read_only
 from taskyard.cli.control import format_pauses
 from taskyard.cli.documents import (

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from taskyard.cli.terminal import escape_control, unwrap_stdout
+from taskyard.cli.format import escape_control, unwrap_stdout
 from taskyard.errors import UserError
 
 if TYPE_CHECKING:

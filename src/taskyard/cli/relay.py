@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from taskyard.cli.command import Command
+from taskyard.cli.commands import Command
 from taskyard.cli.daemon_options import (
     DIALECT_SIDES,
     check_dialect,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from taskyard.cli.command import Command
+from taskyard.cli.commands import Command
 from taskyard.cli.entry import COMPLETION_VARIABLE
 from taskyard.cli.format import escape_line, escape_pattern, full_name
 from taskyard.cli.options import CliContext

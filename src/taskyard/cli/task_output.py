@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import click
 
 from taskyard.campaign.batches import encode_text
-from taskyard.cli.command import Command
+from taskyard.cli.commands import Command
 from taskyard.cli.connection import (
     broker_location,
     closed_with_own_broker,

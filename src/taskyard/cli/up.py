@@ -17,29 +17,27 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from taskyard.cli.command import Command
+from taskyard.cli.commands import Command
 from taskyard.cli.connection import connect_to, removed_if_unused
 from taskyard.cli.daemon_options import (
+    allow_option,
+    allow_pickle_option,
     children_logged,
+    jobs_of_workers,
+    jobs_option,
     listen_option,
+    local_machine,
     log_arguments,
     log_options,
     open_log,
     page_option,
     read_listen,
+    worker_resource_options,
 )
 from taskyard.cli.format import escape_line, format_count, full_name
 from taskyard.cli.options import DURATION, CliContext, setting_option
 from taskyard.cli.output import example
 from taskyard.cli.work import run
-from taskyard.cli.worker_options import (
-    allow_option,
-    allow_pickle_option,
-    jobs_of_workers,
-    jobs_option,
-    local_machine,
-    worker_resource_options,
-)
 from taskyard.client.internal import InternalClient
 from taskyard.core.events import Scope
 from taskyard.core.limits import SECOND_NS

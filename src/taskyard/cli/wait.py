@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import click
 
-from taskyard.cli.command import Command
+from taskyard.cli.commands import Command
 from taskyard.cli.connection import connect_client, connect_unless_settled
 from taskyard.cli.documents import SlowTask, WaitAnyDocument, WaitDocument
 from taskyard.cli.format import escape_line, format_count, format_duration, full_name

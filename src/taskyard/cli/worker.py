@@ -10,8 +10,17 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from msgspec import Struct, structs
 
-from taskyard.cli.command import Command
-from taskyard.cli.daemon_options import check_dialect, log_options, open_log, until_eof_option
+from taskyard.cli.commands import Command
+from taskyard.cli.daemon_options import (
+    allow_pickle_option,
+    check_dialect,
+    given_resource_options,
+    log_options,
+    machine_of,
+    open_log,
+    resource_options,
+    until_eof_option,
+)
 from taskyard.cli.options import (
     DURATION,
     DURATION_OR_AUTO,
@@ -19,12 +28,6 @@ from taskyard.cli.options import (
     setting_option,
 )
 from taskyard.cli.output import example
-from taskyard.cli.worker_options import (
-    allow_pickle_option,
-    given_resource_options,
-    machine_of,
-    resource_options,
-)
 from taskyard.client import discovery
 from taskyard.core.limits import HEARTBEATS_PER_LEASE_MIN, NAME_BYTES_MAX, NUMBER_MAX
 from taskyard.errors import UserError
