@@ -15,7 +15,7 @@ import pytest
 from textual.widgets import Input, RichLog, Static
 
 from taskyard.cli.options import CliContext
-from taskyard.cli.web import BrokerConnector
+from taskyard.cli.web import top_connector
 from taskyard.client import task_filters
 from taskyard.client.broker_link import BrokerLink
 from taskyard.client.internal import InternalClient
@@ -135,7 +135,7 @@ def local(directory: Path) -> CliContext:
 async def seated(
     context: CliContext, words: str = "", size: tuple[int, int] = (80, 24)
 ) -> AsyncIterator[Seat]:
-    link = BrokerLink(BrokerConnector(context))
+    link = BrokerLink(top_connector(context))
     app = Top(link, "here", task_filters.parse(words))
     try:
         async with app.run_test(size=size) as pilot:

@@ -12,6 +12,7 @@ from taskyard.cli.commands import Command
 from taskyard.cli.connection import removed_if_unused
 from taskyard.cli.daemon_options import (
     listen_option,
+    log_file_option,
     log_options,
     open_log,
     read_listen,
@@ -46,6 +47,7 @@ from taskyard.cli.output import example
     help="With --store, follow the broker that has the journal, and take over when it ends.",
 )
 @click.option("--compact-after-rows", type=click.IntRange(min=1), hidden=True)
+@log_file_option
 @log_options
 @until_eof_option
 @click.pass_obj

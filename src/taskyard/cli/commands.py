@@ -7,6 +7,7 @@ and explained once, in the topic `connection`. Options of other programs are ans
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
 #: Set in the context of a call by --help-all.
 _ALL: Final = "taskyard.help.all"
 
-#: A command with more options than this shows only those that most people need.
-OPTIONS_SHOWN_MAX: Final = 10
-
 #: The heading of options that are in no group.
 _OTHER: Final = "Other options"
 
@@ -42,6 +40,20 @@ def _help_all() -> click.Option:
     return click.Option(
         ["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_show_all
     )
+
+
+#: What click adds to an option's help and nobody reads: parentheses, and the bounds of a number.
+_BOUNDS: Final = re.compile(r"; [\d<=>x]+\]$|  \[[\d<=>x]+\]$")
+_PARENTHESES: Final = re.compile(r"default: \((.*)\)(?=[;\]])")
+
+
+def help_record(option: click.Parameter, ctx: click.Context) -> tuple[str, str] | None:
+    """Return how an option is typed, and its help."""
+    record = option.get_help_record(ctx)
+    if record is None:
+        return None
+    text = _BOUNDS.sub(lambda found: "]" if found[0].startswith(";") else "", record[1])
+    return record[0], _PARENTHESES.sub(r"default: \1", text)
 
 
 class _WithCommonOptions(click.Command):
@@ -68,7 +80,8 @@ class _WithCommonOptions(click.Command):
         """Name the commands that explain the options which are not listed."""
         lines = ["Connection and output: taskyard help connection"]
         if more:
-            lines.insert(0, f"{more} more options: {ctx.command_path} --help-all")
+            options = "option" if more == 1 else "options"
+            lines.insert(0, f"{more} more {options}: {ctx.command_path} --help-all")
         formatter.write_paragraph()
         for line in lines:
             formatter.write_text(line)
@@ -107,7 +120,7 @@ class Command(_WithCommonOptions):
         records = {
             str(one.name): record
             for one in (*self._explained(), *self.params)
-            if isinstance(one, click.Option) and one.help and (record := one.get_help_record(ctx))
+            if isinstance(one, click.Option) and one.help and (record := help_record(one, ctx))
         }
         shown = [*records]
         if self.most and _ALL not in ctx.meta:
@@ -134,7 +147,7 @@ class Group(_WithCommonOptions, click.Group):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options of the group itself, and the list of commands."""
-        own = [one.get_help_record(ctx) for one in self.params if isinstance(one, click.Option)]
+        own = [help_record(one, ctx) for one in self.params if isinstance(one, click.Option)]
         if rows := [one for one in own if one]:
             with formatter.section("Options"):
                 formatter.write_dl(rows)
@@ -288,7 +301,7 @@ def _connection(context: click.Context) -> str:
     """Return the topic of the common options."""
     formatter = context.make_formatter()
     formatter.write(_CONNECTION)
-    records = [one.get_help_record(context) for one in common_options()]
+    records = [help_record(one, context) for one in common_options()]
     with formatter.section("Options"):
         formatter.write_dl([one for one in records if one])
     return formatter.getvalue().rstrip()
@@ -494,14 +507,10 @@ COMMANDS: dict[str, LazyCommand] = {
     "completion": LazyCommand(
         "taskyard.cli.scopes:completion", "Print a shell completion script.", _OPERATE
     ),
-    "move": LazyCommand(
-        "taskyard.cli.control:move", "Move tasks to another lane or service.", _CHANGE
-    ),
     "edit": LazyCommand(
-        "taskyard.cli.control:edit", "Change the priority and limits of tasks that wait.", _CHANGE
-    ),
-    "expire": LazyCommand(
-        "taskyard.cli.control:expire", "Expire tasks, as if their expiry had passed.", _CHANGE
+        "taskyard.cli.control:edit",
+        "Change the priority, limits, lane or service of tasks that wait.",
+        _CHANGE,
     ),
     "pause": LazyCommand(
         "taskyard.cli.control:pause",
@@ -524,10 +533,12 @@ SUGGESTIONS: dict[str, tuple[str, ...]] = {
     "delete": ("cancel",),
     "events": ("watch",),
     "exec": ("submit", "run", "map"),
+    "expire": ("edit",),
     "info": ("status", "show"),
     "jobs": ("list",),
     "kill": ("cancel", "down"),
     "logs": ("log", "watch"),
+    "move": ("edit",),
     "ls": ("list",),
     "parallel": ("map",),
     "ps": ("list", "workers"),

@@ -231,15 +231,17 @@ _LOG_OPTIONS: Final = (
         callback=store_option("log_level"),
         hidden=True,
     ),
-    click.option(
-        "--log-file",
-        type=click.Path(path_type=Path, dir_okay=False),
-        metavar="FILE",
-        expose_value=False,
-        callback=store_option("log_file"),
-        show_default="stderr",
-        help="Log to this file. The settings log.format, log.level, log.size and log.files apply.",
-    ),
+)
+
+#: For the broker, whose log is rotated. Other daemons log to stderr.
+log_file_option = click.option(
+    "--log-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    expose_value=False,
+    callback=store_option("log_file"),
+    show_default="stderr",
+    help="Log to this file. The settings log.format, log.level, log.size and log.files apply.",
 )
 
 

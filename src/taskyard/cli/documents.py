@@ -379,12 +379,6 @@ class CancelDocument(JsonDocument, tag="cancel"):
     cancelled: int
 
 
-class MoveDocument(JsonDocument, tag="move"):
-    """`move`."""
-
-    moved: int
-
-
 class EditDocument(JsonDocument, tag="edit"):
     """`edit`."""
 
@@ -392,12 +386,6 @@ class EditDocument(JsonDocument, tag="edit"):
     #: Tasks that were not changed: those that a worker has, and named ones that have ended.
     leased: int
     ended: int
-
-
-class ExpireDocument(JsonDocument, tag="expire"):
-    """`expire`."""
-
-    expired: int
 
 
 class DrainDocument(JsonDocument, tag="drain"):

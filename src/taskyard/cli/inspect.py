@@ -51,8 +51,8 @@ from taskyard.cli.scopes import (
     complete_lane,
     complete_name,
     complete_service,
+    service_of_lane,
     service_option,
-    with_service_of_lane,
 )
 from taskyard.cli.wait import (
     FAILURES_LISTED_MAX,
@@ -61,7 +61,7 @@ from taskyard.cli.wait import (
     slowest_tasks,
 )
 from taskyard.core.states import TaskState
-from taskyard.errors import ExitCode, UnknownName, UserError
+from taskyard.errors import UnknownName, UserError
 from taskyard.net.endpoints import has_places
 from taskyard.web.problems import problems_of
 from taskyard.wire.views import Service
@@ -162,7 +162,7 @@ def _find_lanes(
     broker: ReadOnlyClient, lane: str | None, service: str | None
 ) -> list[dict[str, Any]]:
     """Return a lane, or all lanes of a service."""
-    meant = with_service_of_lane(broker, {"lane": lane, "service": service})["service"]
+    meant = service_of_lane(broker, lane, service)
     found = [*broker.lanes(meant, None if lane is None else escape_pattern(lane))]
     if not found:
         what = "lanes" if lane is None else f"lane {escape_line(lane)}"
@@ -226,20 +226,14 @@ def _tasks_text(tasks: int, waiting: int) -> str:
     return f"{tasks} ({waiting} {wait})" if waiting else str(tasks)
 
 
-@click.command(
-    cls=Command, epilog=example("status", "status --campaign thumbs --json", "status --line")
-)
+@click.command(cls=Command, epilog=example("status", "status --campaign thumbs --json"))
 @campaign_option
-@click.option("--line", is_flag=True, help="Print one line of STATE=COUNT pairs, for scripts.")
 @click.pass_obj
-def status(cli_context: CliContext, campaign: str | None, *, line: bool) -> ExitCode:
+def status(cli_context: CliContext, campaign: str | None) -> None:
     """Count the tasks in each state.
 
-    Also counts campaigns, services and workers. The format of --line is stable, new pairs are
-    appended: blocked=0 delayed=0 ready=3 leased=2 done=95 failed=0 cancelled=0.
+    Also counts campaigns, services and workers.
     """
-    if line and cli_context.as_json:
-        raise UserError("--line and --json exclude each other")
     with connect_read_only(cli_context) as broker:
         stats, place_lines = broker.status(), _place_lines(cli_context, broker)
         if campaign is not None:
@@ -248,13 +242,10 @@ def status(cli_context: CliContext, campaign: str | None, *, line: bool) -> Exit
         print_document(CampaignStatusDocument(campaign=campaign, counts=stats["counts"]))
     elif cli_context.as_json:
         print_view("status", stats)
-    elif line:
-        click.echo(" ".join(f"{state}={number}" for state, number in stats["counts"].items()))
     else:
         page = _page_address(cli_context)
         lines = place_lines + _pair_lines((stats["health"] or {}).get("leader"))
         _print_status(stats, [*lines, f"page {page}"] if page else lines)
-    return ExitCode.OK
 
 
 def _place_lines(cli_context: CliContext, broker: ReadOnlyClient) -> list[str]:
@@ -366,16 +357,14 @@ _RULES_LISTED_MAX: Final = 2
     "--lane", "pattern", metavar="GLOB", help="Only lanes that match this pattern, as in '*.org'."
 )
 @click.option("--waiting", is_flag=True, help="Only lanes with tasks and without a worker.")
-@click.option("--limit", metavar="N", type=click.IntRange(1), help="Maximum number of lanes.")
 @click.option("--every-lane", is_flag=True, help="List all lanes, even on a terminal.")
 @click.pass_obj
-def lanes(  # noqa: PLR0913  # one per option
+def lanes(
     cli_context: CliContext,
     *,
     service: str | None,
     pattern: str | None,
     waiting: bool,
-    limit: int | None,
     every_lane: bool,
 ) -> None:
     """List the lanes and why they wait.
@@ -386,9 +375,8 @@ def lanes(  # noqa: PLR0913  # one per option
     with connect_read_only(cli_context) as broker:
         found = [one for one in broker.lanes(service, pattern) if _is_wanted(one, waiting=waiting)]
     found.sort(key=_order)
-    if limit is None and not every_lane and not cli_context.as_json and is_on_terminal():
-        limit = ROWS_SHOWN
-    shown = found if limit is None else found[:limit]
+    is_limited = not every_lane and not cli_context.as_json and is_on_terminal()
+    shown = found[:ROWS_SHOWN] if is_limited else found
     more = len(found) - len(shown)
     if cli_context.as_json:
         print_document(LanesDocument(lanes=shown, more=more))
@@ -434,7 +422,11 @@ def _order(one: dict[str, Any]) -> tuple[object, ...]:
 def row(one: dict[str, Any], now: float) -> Sequence[object]:
     """Return the table row of a lane."""
     return (
-        *(one["service"], one["lane"], one["tasks"], one["ready"], one["leased"]),
+        one["service"],
+        one["lane"],
+        one["tasks"],
+        one["ready"],
+        one["leased"],
         one["limit"] or "none",
         time_since(one["oldest"], now),
         one["attempts"],
@@ -543,11 +535,18 @@ def _service_row(one: ServiceRow, now: float) -> tuple[object, ...]:
     counts: dict[str, int] = msgspec.to_builtins(one.counts)
     tasks = sum(number for state, number in counts.items() if state not in _ENDED)
     return (
-        *(one.name, one.workers, format_slots(one.slots, one.slots_used)),
+        one.name,
+        one.workers,
+        format_slots(one.slots, one.slots_used),
         _first_few([rule.name or "defaults" for rule in one.rules]),
         _first_few([str(rule.limit or "none") for rule in one.rules]),
-        *(tasks, counts["ready"], counts["leased"], counts["failed"]),
-        *(time_since(one.oldest, now), time_until(one.next_due, now), one.why),
+        tasks,
+        counts["ready"],
+        counts["leased"],
+        counts["failed"],
+        time_since(one.oldest, now),
+        time_until(one.next_due, now),
+        one.why,
     )
 
 

@@ -13,7 +13,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -110,14 +110,17 @@ def _usage_hint(entry: KeyEntry, path: Path) -> str:
     epilog=example(
         "keys invite worker gpu --broker tcp://head.example:6125",
         "keys invite --for wmp site --broker tcp://head.example:6014",
+        "keys invite --for wmp worker gpu",
     )
 )
 @click.argument("words", nargs=-1, metavar="[ROLE[,ROLE...]] NAME")
 @click.option(
     "--for",
-    "gateway",
+    "dialect",
     metavar="DIALECT",
-    help="For a gateway of unmodified programs of this dialect, with the roles that they need.",
+    show_default="dwork",
+    help="The peer's dialect. Without a role, the invitation is for a gateway of unmodified "
+    "programs, with the roles that they need.",
 )
 @click.option(
     "--broker",
@@ -125,7 +128,6 @@ def _usage_hint(entry: KeyEntry, path: Path) -> str:
     show_default="of the running broker, or from [listen] in the settings",
     help="Endpoint that the peer connects to. For a relay of ping-pong: BACKEND,FRONTEND.",
 )
-@click.option("--dialect", default="dwork", show_default=True, metavar="D", help="Its dialect.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
@@ -134,7 +136,15 @@ def _usage_hint(entry: KeyEntry, path: Path) -> str:
 )
 @click.option("--line", is_flag=True, help="Print the invitation as one line and write no file.")
 @click.pass_obj
-def invite(cli_context: CliContext, /, **given: Any) -> None:  # noqa: ANN401  # click's options
+def invite(  # noqa: PLR0913  # one per option
+    cli_context: CliContext,
+    words: tuple[str, ...],
+    dialect: str | None,
+    broker: str | None,
+    out: Path | None,
+    *,
+    line: bool,
+) -> None:
     """Create a key and an invitation for a peer on another machine.
 
     The invitation is a file (mode 0600) or a line with all that the peer needs: the endpoint, the
@@ -142,19 +152,18 @@ def invite(cli_context: CliContext, /, **given: Any) -> None:  # noqa: ANN401  #
     Move it over a secure channel. `taskyard join FILE` uses it there, and so do the commands with
     --invite. It can replace a key file.
     """
-    dialect = check_dialect(given["gateway"] or given["dialect"])
-    roles, name = _roles_and_name(given["words"], given["gateway"])
-    if given["line"] and given["out"] is not None:
+    if line and out is not None:
         raise UserError("--line and --out exclude each other")
-    places = invited_endpoints(
-        *(given["broker"], check_dialect(dialect), roles),
-        *(cli_context.settings(), cli_context.state_directory()),
-    )
-    path = None if given["line"] else given["out"] or Path(f"{name}.invite")
+    is_gateway = dialect is not None and len(words) == 1
+    dialect = check_dialect(dialect or "dwork")
+    roles, name = _roles_and_name(words, dialect if is_gateway else None)
+    state = cli_context.state_directory()
+    found = invited_endpoints(broker, dialect, roles, cli_context.settings(), state)
+    path = None if line else out or Path(f"{name}.invite")
     issued: list[Invitation] = []
 
     def deliver(key: PeerKey) -> None:
-        issued.append(invitations.invite(key, dialect, places))
+        issued.append(invitations.invite(key, dialect, found))
         if path is not None:
             create_key_file(path, invitations.format_file(issued[0]))
 
@@ -162,31 +171,28 @@ def invite(cli_context: CliContext, /, **given: Any) -> None:  # noqa: ANN401  #
         if path is not None:
             path.unlink(missing_ok=True)
 
-    entry = _keyring(cli_context, cli_context.state_directory()).issue(
-        name, roles, deliver, withdraw
-    )
-    line = invitations.format_line(issued[0]) if path is None else None
+    entry = _keyring(cli_context, state).issue(name, roles, deliver, withdraw)
+    text = invitations.format_line(issued[0]) if path is None else None
     if cli_context.as_json:
         document = KeysInviteDocument(
             file=None if path is None else str(path),
-            line=line,
+            line=text,
             dialect=dialect,
-            endpoints=[*places],
+            endpoints=[*found],
             key=_record(entry),
         )
         print_document(document)
         return
-    click.echo(line or f"{path}: invitation of {name} ({_roles_text(entry)}), the only copy")
-    cli_context.info(f"connects:  to {dialect} at {','.join(places)}")
+    click.echo(text or f"{path}: invitation of {name} ({_roles_text(entry)}), the only copy")
+    cli_context.info(f"connects:  to {dialect} at {','.join(found)}")
     cli_context.info(f"use it:    {_invite_hint(entry, dialect, path)}")
-    state = shlex.quote(str(cli_context.state_directory()))
-    cli_context.info(f"revoke it: taskyard keys revoke {name} --state {state}")
+    cli_context.info(f"revoke it: taskyard keys revoke {name} --state {shlex.quote(str(state))}")
 
 
 def _roles_and_name(words: tuple[str, ...], gateway: str | None) -> tuple[list[Role], str]:
     """Return the roles and the name of an invitation. Those of a gateway depend on the dialect."""
     if len(words) != (1 if gateway else 2):
-        raise click.UsageError("give --for DIALECT and NAME, or ROLE and NAME")
+        raise click.UsageError("give ROLE and NAME, or --for DIALECT and NAME")
     if gateway is not None:
         return [Role.RELAY, *relayed_roles(gateway)], words[0]
     return _read_roles(words[0]), words[1]
@@ -231,8 +237,11 @@ def list_keys(cli_context: CliContext) -> None:
         return
     rows = [
         (
-            *(entry.name, ", ".join(entry.roles), entry.fingerprint),
-            *(_cell(entry.made_ns), _cell(entry.revoked_ns)),
+            entry.name,
+            ", ".join(entry.roles),
+            entry.fingerprint,
+            _cell(entry.made_ns),
+            _cell(entry.revoked_ns),
         )
         for entry in entries
     ]

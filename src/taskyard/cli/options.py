@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -26,6 +26,21 @@ if TYPE_CHECKING:
 INVITE_VARIABLE: Final = "TASKYARD_INVITE"
 
 CommandFunction = TypeVar("CommandFunction", bound=Callable[..., object])
+
+
+def gathered(kind: type, name: str) -> Callable[[Callable[..., object]], Callable[..., object]]:
+    """Return a decorator that passes the options that are fields of a struct as one argument."""
+
+    def decorate(function: Callable[..., object]) -> Callable[..., object]:
+        @wraps(function)  # keeps the options added before
+        def call(*arguments: object, **given: object) -> object:
+            fields = kind.__struct_fields__  # type: ignore[attr-defined]  # of a msgspec struct
+            values = {field: given.pop(field) for field in fields if field in given}
+            return function(*arguments, **given, **{name: kind(**values)})
+
+        return call
+
+    return decorate
 
 
 class Duration(click.ParamType[int]):
@@ -362,45 +377,6 @@ _TASK_STATES: Final = ("blocked", "delayed", "ready", "leased", "done", "failed"
 NEAREST_STATE: Final = "nearest .taskyard, here or in a parent"
 
 
-def _invite_option(
-    accept: Callable[[click.Context, click.Parameter, tuple[str, ...]], None],
-) -> Callable[[CommandFunction], CommandFunction]:
-    return click.option(
-        "--invite",
-        cls=SettingOption,
-        envvar=INVITE_VARIABLE,
-        metavar="FILE",
-        is_eager=True,
-        expose_value=False,
-        multiple=True,
-        callback=accept,
-        help="Connect as in this invitation of `taskyard keys invite`. - reads a line of stdin.",
-    )
-
-
-key_option = click.option(
-    "--key",
-    cls=SettingOption,
-    envvar="TASKYARD_KEY",
-    type=click.Path(path_type=Path),
-    multiple=True,
-    metavar="FILE",
-    expose_value=False,
-    callback=store_option("keys"),
-    help="Key file for a broker that requires keys.",
-)
-config_option = click.option(
-    "--config",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    cls=SettingOption,
-    envvar="TASKYARD_CONFIG",
-    show_default="nearest taskyard.toml, here or in a parent",
-    is_eager=True,
-    expose_value=False,
-    callback=store_option("config"),
-    help="Settings file.",
-)
 _COMMON: Final = (
     click.option(
         "--broker",
@@ -425,9 +401,40 @@ _COMMON: Final = (
         callback=_store_state,
         help="State directory of the broker.",
     ),
-    _invite_option(_accept_invitation),
-    key_option,
-    config_option,
+    click.option(
+        "--invite",
+        cls=SettingOption,
+        envvar=INVITE_VARIABLE,
+        metavar="FILE",
+        is_eager=True,
+        expose_value=False,
+        multiple=True,
+        callback=_accept_invitation,
+        help="Connect as in this invitation of `taskyard keys invite`. - reads a line of stdin.",
+    ),
+    click.option(
+        "--key",
+        cls=SettingOption,
+        envvar="TASKYARD_KEY",
+        type=click.Path(path_type=Path),
+        multiple=True,
+        metavar="FILE",
+        expose_value=False,
+        callback=store_option("keys"),
+        help="Key file for a broker that requires keys.",
+    ),
+    click.option(
+        "--config",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        cls=SettingOption,
+        envvar="TASKYARD_CONFIG",
+        show_default="nearest taskyard.toml, here or in a parent",
+        is_eager=True,
+        expose_value=False,
+        callback=store_option("config"),
+        help="Settings file.",
+    ),
     click.option(
         "--broker-timeout",
         type=DURATION,
@@ -478,25 +485,6 @@ def common_options() -> tuple[click.Option, ...]:
         option(holder)
     found: list[click.Option] = holder.__click_params__  # type: ignore[attr-defined]
     return tuple(found)
-
-
-def state_option(command: CommandFunction) -> CommandFunction:
-    """Add --state as an argument. For commands that don't use `command.Command`."""
-    option = setting_option(
-        "broker.state",
-        "--state",
-        envvar="TASKYARD_STATE",
-        show_default=NEAREST_STATE,
-        type=click.Path(path_type=Path, readable=False),
-        metavar="DIR",
-        help="State directory.",
-    )
-    return config_option(option(command))
-
-
-#: For commands that don't use `command.Command`.
-single_key_option = key_option
-single_invite_option = _invite_option(_join_as_peer)
 
 
 def _unwrap_stdout(context: click.Context, _option: click.Parameter, given: bool) -> None:  # noqa: FBT001  # click's signature

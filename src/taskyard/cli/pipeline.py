@@ -29,7 +29,7 @@ from taskyard.cli.options import DURATION, NEAREST_STATE, CliContext, SettingOpt
 from taskyard.cli.output import example, print_document
 from taskyard.cli.progress import LINE_SECONDS, ProgressBar
 from taskyard.client import discovery
-from taskyard.errors import ExitCode, NotInstalled, UserError
+from taskyard.errors import NotInstalled, UserError
 from taskyard.journal import state_check
 from taskyard.settings.keys import SLOTS_MAX
 
@@ -262,11 +262,11 @@ def history(  # noqa: PLR0913  # one for each option
     source.require_distinct(states)
     are_complete = [job.export(state) for state in states]
     places = [out or str(state / TABLES_FOLDER) for state in states]
-    options: Any = {"table_format": table_format, "keep": timedelta(microseconds=keep / 1000)}
+    kept = timedelta(microseconds=keep / 1000)
     with ExitStack() as stack:
         jobs = []
         for state, place in zip(states, places, strict=True):
-            jobs.append(job.HistoryJob(state, place, **options))
+            jobs.append(job.HistoryJob(state, place, table_format=table_format, keep=kept))
             stack.callback(jobs[-1].close)
         local = [Path(place) for place in places if "://" not in place]
         results = _run_histories(cli_context, jobs, master, (states, local))
@@ -392,7 +392,15 @@ def _print_histories(cli_context: CliContext, made: list[StateHistory]) -> None:
 )
 @master_option
 @click.pass_obj
-def fleet(cli_context: CliContext, /, workers: int, **given: Any) -> ExitCode:  # noqa: ANN401
+def fleet(  # noqa: PLR0913  # one per option
+    cli_context: CliContext,
+    *,
+    workers: int,
+    slots: int,
+    services: tuple[str, ...],
+    allow: tuple[str, ...],
+    master: str,
+) -> None:
     """Run workers inside Spark executors.
 
     They run until the broker drains or the command is interrupted. Then their running tasks are
@@ -409,21 +417,26 @@ def fleet(cli_context: CliContext, /, workers: int, **given: Any) -> ExitCode:  
         cli_context.brokers, cli_context.state, cli_context.settings()
     )
     for endpoint in found:
-        fleet_job.check(workers, given["master"], endpoint)
+        fleet_job.check(workers, master, endpoint)
     name = "taskyard pipeline fleet"
-    with started_session(cli_context, name, given["master"], conf=fleet_job.CONF) as spark:
+    with started_session(cli_context, name, master, conf=fleet_job.CONF) as spark:
         fleet_job.check_server(spark)
-        executors.check(spark, given["master"])
+        executors.check(spark, master)
         cores = executors.cores_of(spark)
-        slots = f"{format_count(workers, 'worker')} of {format_count(given['slots'], 'slot')}"
+        size = f"{format_count(workers, 'worker')} of {format_count(slots, 'slot')}"
         brokers = f"the broker{'s' if len(found) > 1 else ''} at {', '.join(found)}"
-        cli_context.info(f"{slots} for {brokers}, {_print_free_cores(cores - workers)}")
-        left = fleet_job.run(spark, workers, _worker_arguments(cli_context, found, given))
+        cli_context.info(f"{size} for {brokers}, {_print_free_cores(cores - workers)}")
+        arguments = ["--slots", str(slots)]
+        for service in services:
+            arguments += ["--service", service]
+        for module in allow:
+            arguments += ["--allow", module]
+        arguments += _broker_arguments(cli_context, found)
+        left = fleet_job.run(spark, workers, arguments)
     if cli_context.as_json:
         print_document(PipelineFleetDocument(workers=left))
     else:
         click.echo(f"{format_count(left, 'worker')} exited")
-    return ExitCode.OK
 
 
 def _print_free_cores(free: int) -> str:
@@ -432,18 +445,12 @@ def _print_free_cores(free: int) -> str:
     return f"{format_count(free, 'core')} of Spark unused"
 
 
-def _worker_arguments(
-    cli_context: CliContext, brokers: Sequence[str], given: dict[str, Any]
-) -> list[str]:
-    """Return the options of each worker."""
-    options = ["--slots", str(given["slots"])]
+def _broker_arguments(cli_context: CliContext, brokers: Sequence[str]) -> list[str]:
+    """Return the options by which each worker connects."""
+    arguments: list[str] = []
     for broker in brokers:
-        options += ["--broker", broker]
+        arguments += ["--broker", broker]
     configured = discovery.configured_key_file(cli_context.settings())
     for key in cli_context.keys or (() if configured is None else (configured,)):
-        options += ["--key", str(key)]
-    for service in given["services"]:
-        options += ["--service", service]
-    for module in given["allow"]:
-        options += ["--allow", module]
-    return options
+        arguments += ["--key", str(key)]
+    return arguments

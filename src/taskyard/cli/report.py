@@ -23,7 +23,7 @@ from taskyard.cli.documents import (
     ReportComparison,
     SweepPoint,
 )
-from taskyard.cli.options import DURATION, CliContext
+from taskyard.cli.options import DURATION, CliContext, gathered
 from taskyard.cli.output import example, print_document, print_table
 from taskyard.cli.pipeline import (
     LOCAL_MASTER,
@@ -153,7 +153,18 @@ def history_location(
 )
 @master_option
 @click.pass_obj
-def report(cli_context: CliContext, /, out: Path, master: str, **values: Any) -> ExitCode:  # noqa: ANN401
+def report(  # noqa: PLR0913  # one per option
+    cli_context: CliContext,
+    *,
+    states: tuple[Path, ...],
+    history: tuple[Path, ...],
+    campaign: str | None,
+    out: Path,
+    tables: Path | None,
+    page: str | None,
+    compare: str | None,
+    master: str,
+) -> ExitCode:
     """Write an HTML report with charts, and tables.
 
     DIR/report.html opens in any browser without a network. It shows outcomes, timing, workers and
@@ -164,16 +175,16 @@ def report(cli_context: CliContext, /, out: Path, master: str, **values: Any) ->
     With several brokers, the report covers all of them, and shows which broker has a campaign or a
     worker.
     """
-    location = history_location(cli_context, values["states"], values["history"])
+    location = history_location(cli_context, states, history)
     path, facts = make_report(
         cli_context,
         location,
-        values["campaign"],
+        campaign,
         out,
         master=master,
-        tables=values["tables"],
-        page=values["page"],
-        compare=values["compare"],
+        tables=tables,
+        page=page,
+        compare=compare,
     )
     _print_result(cli_context, path, facts)
     return ExitCode.OK if facts.guarantees.is_clean else ExitCode.STATE_DAMAGED
@@ -302,6 +313,22 @@ def _broker_document(one: BrokerSummary) -> ReportBroker:
     )
 
 
+class SweepOptions(Struct, frozen=True):
+    """The options of `sweep`."""
+
+    file: str | None
+    states: tuple[Path, ...]
+    history: tuple[Path, ...]
+    campaign: str | None
+    workers: str
+    slots: str
+    policies: tuple[str, ...]
+    run_time: int | None
+    price: float | None
+    out: Path | None
+    master: str
+
+
 #: The most points that are printed. --out and --json have all.
 _POINTS_PRINTED_MAX: Final = 60
 
@@ -350,7 +377,8 @@ _POINTS_PRINTED_MAX: Final = 60
 )
 @master_option
 @click.pass_obj
-def sweep(cli_context: CliContext, /, **values: Any) -> None:  # noqa: ANN401
+@gathered(SweepOptions, "options")
+def sweep(cli_context: CliContext, *, options: SweepOptions) -> None:
     """Simulate a campaign with other numbers of workers.
 
     Runs the broker's scheduler in simulated time for every combination of the given numbers. The
@@ -366,14 +394,14 @@ def sweep(cli_context: CliContext, /, **values: Any) -> None:  # noqa: ANN401
     from taskyard.pipeline.sweep.grid import grid, read_numbers  # noqa: PLC0415
     from taskyard.pipeline.sweep.workload import settings_rules  # noqa: PLC0415
 
-    master = values["master"]
-    workers = read_numbers(values["workers"], "--workers")
-    points = grid(workers, read_numbers(values["slots"], "--slots"), values["policies"])
-    location = _history_location(cli_context, values)
-    beside = values["out"] or (location.directories[0] if location else Path.cwd())
+    master = options.master
+    workers = read_numbers(options.workers, "--workers")
+    points = grid(workers, read_numbers(options.slots, "--slots"), options.policies)
+    location = _history_location(cli_context, options)
+    beside = options.out or (location.directories[0] if location else Path.cwd())
     with session.scratch_directory(master, beside) as scratch:
-        files = _find_swept(location, scratch, values["campaign"])
-        of_file = None if files else workload_of_file(values["file"], values["run_time"])
+        files = _find_swept(location, scratch, options.campaign)
+        of_file = None if files else workload_of_file(options.file, options.run_time)
         conf = session.settings_for_history(master, sum(one.size_bytes for one in files))
         with (
             StageProgress(cli_context, starting_text(master), counts="") as progress,
@@ -384,12 +412,12 @@ def sweep(cli_context: CliContext, /, **values: Any) -> None:  # noqa: ANN401
             else:
                 location.check_shared(spark, master, scratch)
             progress.show("reading the campaign")
-            workload = of_file or _workload(spark, files, scratch, values["campaign"])
+            workload = of_file or _workload(spark, files, scratch, options.campaign)
             workload.rules = settings_rules(to_rules_set(cli_context.settings()))
             sweep_result = sweep_job.sweep(spark, workload, points, progress.show)
     cli_context.info(sweep_job.speed_text(sweep_result))
-    table = sweep_job.table_of(sweep_result, values["price"])
-    page = None if values["out"] is None else sweep_job.write(sweep_result, table, values["out"])
+    table = sweep_job.table_of(sweep_result, options.price)
+    page = None if options.out is None else sweep_job.write(sweep_result, table, options.out)
     if cli_context.as_json:
         _print_json(sweep_result, table, page)
         return
@@ -400,16 +428,17 @@ def sweep(cli_context: CliContext, /, **values: Any) -> None:  # noqa: ANN401
         click.echo(f"chart: {page}")
 
 
-def _history_location(cli_context: CliContext, values: dict[str, Any]) -> HistoryLocation | None:
+def _history_location(cli_context: CliContext, options: SweepOptions) -> HistoryLocation | None:
     """Return the location of the histories, or None with FILE."""
-    if values["file"] is not None:
-        for name in ("states", "history", "campaign"):
-            if values[name]:
-                raise UserError(f"FILE excludes --{name.removesuffix('s')}")
+    if options.file is not None:
+        excluded = {"state": options.states, "history": options.history}
+        for name, given in {**excluded, "campaign": options.campaign}.items():
+            if given:
+                raise UserError(f"FILE excludes --{name}")
         return None
-    if values["run_time"] is not None:
+    if options.run_time is not None:
         raise UserError("--run-time needs FILE")
-    return history_location(cli_context, values["states"], values["history"])
+    return history_location(cli_context, options.states, options.history)
 
 
 def _find_swept(
@@ -447,10 +476,13 @@ def _print_points(table: pa.Table) -> None:
         columns,
         [
             [
-                *(row["workers"], row["slots"]),
+                row["workers"],
+                row["slots"],
                 *([row["policy"]] if has_policy else []),
-                *(format_duration(row["makespan_ns"]), format_percent(row["utilisation"])),
-                *(format_duration(row["wait_ns_mean"]), format_duration(row["wait_ns_p95"])),
+                format_duration(row["makespan_ns"]),
+                format_percent(row["utilisation"]),
+                format_duration(row["wait_ns_mean"]),
+                format_duration(row["wait_ns_p95"]),
                 f"{row['slot_hours']:,.3g}",
                 *([f"{row['cost']:,.3g}"] if has_cost else []),
             ]

@@ -25,15 +25,10 @@ import click
 
 from taskyard.broker.broker_settings import BrokerSettings
 from taskyard.broker.server import serve
+from taskyard.cli.commands import Group
 from taskyard.cli.daemon_options import open_log, read_listen
 from taskyard.cli.format import escape_line, format_count
-from taskyard.cli.options import (
-    CliContext,
-    config_option,
-    single_invite_option,
-    single_key_option,
-    state_option,
-)
+from taskyard.cli.options import CliContext
 from taskyard.cli.output import example
 from taskyard.client import discovery
 from taskyard.client.internal import InternalClient
@@ -55,7 +50,6 @@ from taskyard.worker.settings import check_workers_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from taskyard.cli.options import CommandFunction
     from taskyard.net.invitations import Invitation
@@ -269,7 +263,10 @@ def _choose_listen(context: click.Context, _option: click.Parameter, given: str 
     """Return the endpoint of the server: the given one, or that of the settings."""
     if given is not None or context.resilient_parsing:
         return given or ""
-    return context.ensure_object(CliContext).settings().listen.get(_NAME, (ENDPOINT,))[0]
+    cli_context = context.ensure_object(CliContext)
+    if cli_context.brokers:
+        raise click.UsageError("--broker: use --endpoint", context)
+    return cli_context.settings().listen.get(_NAME, (ENDPOINT,))[0]
 
 
 def _choose_peer(context: click.Context, option: click.Parameter, given: str | None) -> str:
@@ -279,7 +276,7 @@ def _choose_peer(context: click.Context, option: click.Parameter, given: str | N
     cli_context = context.ensure_object(CliContext)
     settings = cli_context.settings()
     invitation = cli_context.find_invitation()
-    if invitation is not None:
+    if invitation is not None and not cli_context.brokers:
         return _invited_endpoint(invitation)
     for section in settings.listeners.values():
         if section.dialect == _NAME and section.endpoint and section.identity:
@@ -318,20 +315,19 @@ def _peer_option(command: CommandFunction) -> CommandFunction:
     return _endpoint_option(command, _choose_peer)
 
 
-@click.group(no_args_is_help=True)
+@click.group(cls=Group, no_args_is_help=True)
 def rr() -> None:
     """Run a round-robin server, worker or client with a prompt.
 
     They use the LMQ protocol (docs/dialects/round-robin.md). Commands are read from a terminal or a
-    pipe, one per line. The end of the input means `quit`.
+    pipe, one per line. The end of the input means `quit`. Output is lines, also with --json.
     """
 
 
 @rr.command(epilog=example("rr server -d 1"))
 @_listen_option
-@state_option
 @click.pass_obj
-def server(cli_context: CliContext, endpoint: str, state: Path, debug: int) -> None:
+def server(cli_context: CliContext, endpoint: str, debug: int) -> None:
     """Run a broker that listens for round-robin peers.
 
     It is the ordinary broker with its state directory. Port 0 picks a free port. From `-d 1` on it
@@ -340,6 +336,7 @@ def server(cli_context: CliContext, endpoint: str, state: Path, debug: int) -> N
     Commands: `workers` lists the workers with their free slots, `quit` stops the server.
     """
     cli_context.quiet, cli_context.verbose = not debug, debug >= SUMMARIES
+    state = cli_context.state_directory()
     open_log(cli_context, "rr server")
     prompt = _ServerPrompt(endpoints.native_endpoint(state), debug)
 
@@ -424,7 +421,9 @@ def _row(worker: dict[str, Any]) -> str:
     return f"{peer}  {worker['slots'] - worker['slots_used']} of {worker['slots']} slots free"
 
 
-@rr.command(epilog=example("rr worker -d 5", "rr worker --command 'count=wc -c' --slots 4"))
+@rr.command(
+    is_peer=True, epilog=example("rr worker -d 5", "rr worker --command 'count=wc -c' --slots 4")
+)
 @_peer_option
 @click.option(
     "--command",
@@ -442,9 +441,6 @@ def _row(worker: dict[str, Any]) -> str:
     metavar="N",
     help="Messages that the worker may hold at once.",
 )
-@single_key_option
-@single_invite_option
-@config_option
 @click.pass_obj
 def worker(
     cli_context: CliContext,
@@ -536,11 +532,8 @@ def _parse_commands(given: Sequence[str]) -> dict[bytes, list[str]]:
     return commands
 
 
-@rr.command(epilog=example("rr client -d 1"))
+@rr.command(is_peer=True, epilog=example("rr client -d 1"))
 @_peer_option
-@single_key_option
-@single_invite_option
-@config_option
 @click.pass_obj
 def client(cli_context: CliContext, endpoint: str, debug: int) -> None:
     """Send messages to a round-robin server.

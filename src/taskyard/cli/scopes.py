@@ -12,11 +12,12 @@ from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+from msgspec import Struct
 
 from taskyard.cli.commands import Command
 from taskyard.cli.entry import COMPLETION_VARIABLE
 from taskyard.cli.format import escape_line, escape_pattern, full_name
-from taskyard.cli.options import CliContext
+from taskyard.cli.options import CliContext, gathered
 from taskyard.cli.output import example
 from taskyard.core.states import TaskState
 from taskyard.errors import UnknownName, UserError
@@ -36,7 +37,7 @@ _SERVICES_LISTED_MAX: Final = 5
 _STATES: Final = [state.name.lower() for state in TaskState]
 
 #: The options that choose tasks, for messages.
-STATE_FLAGS: Final = "--campaign, --service, --lane, --match, --only or --failed"
+STATE_FLAGS: Final = "--campaign, --service, --lane, --match or --failed"
 
 
 class OnceOption(click.Option):
@@ -193,25 +194,52 @@ campaign_option = click.option(
 )
 
 
+class TaskChoice(Struct, frozen=True):
+    """The options that choose tasks."""
+
+    campaign: str | None = None
+    service: str | None = None
+    lane: str | None = None
+    match: str | None = None
+    failed: bool = False
+    #: States.
+    only: tuple[str, ...] = ()
+
+    @property
+    def is_given(self) -> bool:
+        """Return whether any option is given. An empty lane is: it is the open lane."""
+        return self != _NO_CHOICE
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """The chosen states. Empty: all."""
+        return tuple(dict.fromkeys((*self.only, *(("failed",) if self.failed else ()))))
+
+    def scope(self) -> Scope:
+        """Return the scope of the tasks that match every option."""
+        from taskyard.campaign.batches import encode_text  # noqa: PLC0415  # not for completion
+        from taskyard.core.events import Scope  # noqa: PLC0415
+
+        def encoded(value: str | None) -> bytes | None:
+            return None if value is None else encode_text(value)
+
+        return Scope(
+            campaign=encoded(self.campaign),
+            service=encoded(self.service),
+            lane=encoded(self.lane),
+            states=tuple(TaskState[name.upper()] for name in self.states) or None,
+            match=encoded(self.match) or b"",
+        )
+
+
+_NO_CHOICE: Final = TaskChoice()
+
+
 def scope_options(command: CommandFunction) -> CommandFunction:
-    """Add options for campaign, service, lane, name and state."""
+    """Add the options that choose tasks, passed as a `TaskChoice` named `chosen`."""
+    found: Any = gathered(TaskChoice, "chosen")(command)
     for option in (
         click.option("--failed", is_flag=True, help="Only failed tasks."),
-        click.option(
-            "--only",
-            type=click.Choice(_STATES, case_sensitive=False),
-            multiple=True,
-            metavar="STATE",
-            help=f"Only tasks in this state ({', '.join(_STATES)}). Repeatable.",
-        ),
-    ):
-        command = option(command)
-    return target_options(command)
-
-
-def target_options(command: CommandFunction) -> CommandFunction:
-    """Add options for campaign, service, lane and name."""
-    for option in (
         click.option(
             "--match",
             cls=OnceOption,
@@ -228,31 +256,17 @@ def target_options(command: CommandFunction) -> CommandFunction:
         service_option,
         campaign_option,
     ):
-        command = option(command)
-    return command
+        found = option(found)
+    return found
 
 
-def to_scope(values: dict[str, Any]) -> Scope:
-    """Return the scope of the tasks that match every option."""
-    from taskyard.campaign.batches import encode_text  # noqa: PLC0415  # not needed by completion
-    from taskyard.core.events import Scope  # noqa: PLC0415
-
-    def encoded(key: str) -> bytes | None:
-        return None if values[key] is None else encode_text(values[key])
-
-    return Scope(
-        campaign=encoded("campaign"),
-        service=encoded("service"),
-        lane=encoded("lane"),
-        states=_states(values),
-        match=encoded("match") or b"",
-    )
-
-
-def _states(values: dict[str, Any]) -> tuple[TaskState, ...] | None:
-    """Return the chosen states, or None for all."""
-    names = [*values.get("only", ()), *(["failed"] if values.get("failed") else [])]
-    return tuple(TaskState[name.upper()] for name in dict.fromkeys(names)) or None
+only_option = click.option(
+    "--only",
+    type=click.Choice(_STATES, case_sensitive=False),
+    multiple=True,
+    metavar="STATE",
+    help=f"Only tasks in this state ({', '.join(_STATES)}). Repeatable.",
+)
 
 
 def check_campaign(broker: ReadOnlyClient, campaign: str | None) -> None:
@@ -268,22 +282,22 @@ def check_campaign(broker: ReadOnlyClient, campaign: str | None) -> None:
         raise UnknownName(f"unknown campaign {campaign!r} (see `taskyard status`)", campaign)
 
 
-def with_service_of_lane(broker: ReadOnlyClient, values: dict[str, Any]) -> dict[str, Any]:
-    """Add the service of a lane that is given without one.
+def service_of_lane(broker: ReadOnlyClient, lane: str | None, service: str | None) -> str | None:
+    """Return the given service, else the only service with the lane, if there is one.
 
     Raises `UserError` if several services have the lane.
     """
-    if values["lane"] is None or values["service"] is not None:
-        return values
-    services = services_with(broker, values["lane"])
+    if lane is None or service is not None:
+        return service
+    services = services_with(broker, lane)
     if len(services) > 1:
         some = ", ".join(map(escape_line, services[:_SERVICES_LISTED_MAX]))
         more = " and others" if len(services) > _SERVICES_LISTED_MAX else ""
         raise UserError(
-            f"lane {escape_line(values['lane']) or '-'}: exists in several services, "
-            f"{some}{more} (give --service)"
+            f"lane {escape_line(lane) or '-'}: exists in several services, {some}{more} "
+            "(give --service)"
         )
-    return values | {"service": services[0] if services else None}
+    return services[0] if services else None
 
 
 def services_with(broker: ReadOnlyClient, lane: str) -> list[str]:

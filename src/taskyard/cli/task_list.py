@@ -50,11 +50,12 @@ from taskyard.cli.output import (
 )
 from taskyard.cli.progress import ProgressBar
 from taskyard.cli.scopes import (
+    TaskChoice,
+    campaign_option,
     check_campaign,
     complete_name,
+    only_option,
     scope_options,
-    target_options,
-    to_scope,
 )
 from taskyard.core.states import TaskState
 from taskyard.errors import BytesMissing, ExitCode, UserError
@@ -193,6 +194,18 @@ SORT_KEYS: Final = {
 @click.command(
     "list",
     cls=Command,
+    most=(
+        "campaign",
+        "service",
+        "lane",
+        "match",
+        "failed",
+        "only",
+        "columns",
+        "sort",
+        "limit",
+        "all_tasks",
+    ),
     epilog=example(
         "list --campaign thumbs --failed",
         "list --match fetch --all",
@@ -200,6 +213,7 @@ SORT_KEYS: Final = {
     ),
 )
 @scope_options
+@only_option
 @click.option(
     "--columns",
     metavar="NAMES",
@@ -224,13 +238,13 @@ SORT_KEYS: Final = {
 def list_tasks(  # noqa: PLR0913  # one per option
     cli_context: CliContext,
     /,
+    *,
+    chosen: TaskChoice,
     columns: str | None,
     sort: str | None,
     limit: int,
-    *,
     reverse: bool,
     all_tasks: bool,
-    **given: Any,  # noqa: ANN401  # scope options
 ) -> None:
     """List tasks in the order of submission, or sorted.
 
@@ -239,13 +253,13 @@ def list_tasks(  # noqa: PLR0913  # one per option
     worker measured them. With --json, tasks have all their fields, and measurements if --columns or
     --sort needs them.
     """
-    scope = to_scope(given)
+    scope = chosen.scope()
     keys = _column_names(columns, scope)
     order = None if sort is None else SORT_KEYS[sort]
     measured = any(COLUMNS[key].measured for key in keys) or (order is not None and order.measured)
     pack = encode_json if cli_context.as_json else partial(_cells, keys, time.time())
     with connect_read_only(cli_context) as broker:
-        check_campaign(broker, given["campaign"])
+        check_campaign(broker, chosen.campaign)
         views = broker.tasks(scope, measured=measured)
         rows: Iterator[Any]
         if order is None and not reverse:
@@ -511,11 +525,9 @@ _WIDTH: Final = max(map(len, RECORD_LABELS.values()))
 
 @click.command(
     cls=Command,
-    like=list_tasks,
-    most=("campaign", "since", "until_settled"),
     epilog=example("watch", "watch --campaign thumbs --until-settled", "watch --since 0"),
 )
-@target_options
+@campaign_option
 @click.option(
     "--since",
     metavar="RECORD",
@@ -528,11 +540,10 @@ _WIDTH: Final = max(map(len, RECORD_LABELS.values()))
 @click.pass_obj
 def watch(
     cli_context: CliContext,
-    /,
+    campaign: str | None,
     since: int | None,
     *,
     until_settled: bool,
-    **values: Any,  # noqa: ANN401  # scope options
 ) -> ExitCode:
     """Print events as they happen.
 
@@ -543,18 +554,16 @@ def watch(
     Exits with 130 when interrupted. With --until-settled, exits like `taskyard wait`: 0 if all
     tasks are done, 1 if one failed, 5 if tasks were cancelled.
     """
-    if until_settled and (values["service"] or values["lane"] or values["match"]):
-        raise UserError("--until-settled excludes --service, --lane and --match")
     cli_context.interrupt_message = "interrupted; the tasks continue"
     with connect_client(cli_context) as client:
         if not until_settled:
-            for batch in client.follow(since, to_scope(values)):
+            for batch in client.follow(since, TaskChoice(campaign=campaign).scope()):
                 _print_batch(cli_context, batch)
-        return _watch_until_settled(cli_context, client, since, values)
+        return _watch_until_settled(cli_context, client, since, campaign)
 
 
 def _watch_until_settled(
-    cli_context: CliContext, client: InternalClient, since: int | None, values: dict[str, Any]
+    cli_context: CliContext, client: InternalClient, since: int | None, campaign: str | None
 ) -> ExitCode:
     """Print events until the target has settled.
 
@@ -563,9 +572,9 @@ def _watch_until_settled(
     """
     from taskyard.cli.wait import wait_target  # noqa: PLC0415
 
-    scope = to_scope(values)
+    scope = TaskChoice(campaign=campaign).scope()
     batch = client.poll_records(since, scope=scope)
-    target: WaitTarget = wait_target(client, campaign=values["campaign"])
+    target: WaitTarget = wait_target(client, campaign=campaign)
     while True:
         _print_batch(cli_context, batch)
         settled = target.poll(0)

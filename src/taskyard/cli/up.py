@@ -13,7 +13,7 @@ import time
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import click
 
@@ -26,9 +26,10 @@ from taskyard.cli.daemon_options import (
     jobs_of_workers,
     jobs_option,
     listen_option,
-    local_machine,
     log_arguments,
+    log_file_option,
     log_options,
+    machine_if_set,
     open_log,
     page_option,
     read_listen,
@@ -129,6 +130,7 @@ _SIGNALS: Final = ((signal.SIGTERM, 1.0), (signal.SIGTERM, 10.0), (signal.SIGKIL
     is_flag=True,
     help="Run in the background. Without --log-file, the log is STATE/log/up.log.",
 )
+@log_file_option
 @log_options
 @click.pass_obj
 def up(  # noqa: PLR0913  # one per option
@@ -143,7 +145,10 @@ def up(  # noqa: PLR0913  # one per option
     page: str,
     allow_pickle: bool,
     detach: bool,
-    **resources: Any,  # noqa: ANN401  # of `worker_resource_options`
+    worker_cpus: int | None,
+    worker_memory: int | None,
+    worker_gpus: tuple[str, ...] | None,
+    worker_resources: tuple[tuple[bytes, int], ...],
 ) -> ExitCode | None:
     """Run a broker, workers and a page until stopped.
 
@@ -156,7 +161,8 @@ def up(  # noqa: PLR0913  # one per option
     Prints the address of the page with a token, which is good until the command ends.
     """
     read_listen(listen, cli_context.settings().listeners)  # fail before anything is started
-    state, machine = cli_context.state_directory(), local_machine(resources)
+    state = cli_context.state_directory()
+    machine = machine_if_set(worker_cpus, worker_memory, worker_gpus, worker_resources)
     page = _usable_page(cli_context, page)
     if allow_pickle:
         services = tuple(dict.fromkeys((*services, PICKLE.decode())))

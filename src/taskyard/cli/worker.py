@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 from msgspec import Struct, structs
@@ -25,6 +25,7 @@ from taskyard.cli.options import (
     DURATION,
     DURATION_OR_AUTO,
     CliContext,
+    gathered,
     setting_option,
 )
 from taskyard.cli.output import example
@@ -36,7 +37,6 @@ from taskyard.process import current_task
 from taskyard.process.machine import usable_cores
 from taskyard.settings.keys import SLOTS_MAX, variable_of
 from taskyard.settings.loader import Source
-from taskyard.wire.hungry.zmailer import SESSIONS
 from taskyard.wire.pickled import PICKLE
 from taskyard.worker.agents.rules import AgentSettings
 from taskyard.worker.agents.runner import read_command, read_variables
@@ -63,8 +63,6 @@ DEFAULT_ENDPOINTS: Final = {"ping-pong": "tcp://127.0.0.1:6002", "wmp": "tcp://1
 class WorkerOptions(Struct, frozen=True):
     """The options of a worker."""
 
-    brokers: tuple[str, ...]
-    state: Path | None
     slots: int | None
     services: tuple[str, ...]
     allow: tuple[str, ...]
@@ -75,10 +73,10 @@ class WorkerOptions(Struct, frozen=True):
     name: str | None
     heartbeat: int
     lease: int
+    #: Empty: that of the invitation, or dwork.
     dialect: str
     command: str | None
     agent: str | None
-    lines: str | None
     env: tuple[str, ...]
     #: The broker that runs the tasks, its key, and a label of the broker that they come from.
     forward_to: str | None
@@ -93,6 +91,8 @@ class WorkerOptions(Struct, frozen=True):
     incarnation: int | None
     replaces: int
     until_eof: bool
+    brokers: tuple[str, ...] = ()
+    state: Path | None = None
 
     def argv(self) -> list[str] | None:
         """Return --command split as by a shell, or None."""
@@ -111,7 +111,7 @@ class WorkerOptions(Struct, frozen=True):
         """Return the settings of --agent."""
         if self.agent is None:
             return None
-        return AgentSettings(read_command(self.agent), lines=self.lines or "")
+        return AgentSettings(read_command(self.agent), lines="")
 
     def variables(self) -> dict[str, str]:
         """Return the environment of agents from --env."""
@@ -120,28 +120,45 @@ class WorkerOptions(Struct, frozen=True):
     def settings(
         self, services: Sequence[str], name: str | None, resources: Resources = ()
     ) -> WorkerSettings:
-        more = {"heartbeat_ns": self.heartbeat, "lease_timeout_ns": self.lease}
-        more |= {"replaces": self.replaces}
-        if self.incarnation is not None:
-            more["incarnation"] = self.incarnation
-        return worker_settings(self.slots or usable_cores(), services, name, resources, **more)
+        settings = worker_settings(
+            self.slots or usable_cores(),
+            services,
+            name,
+            resources,
+            heartbeat_ns=self.heartbeat,
+            lease_timeout_ns=self.lease,
+            replaces=self.replaces,
+        )
+        if self.incarnation is None:
+            return settings
+        return structs.replace(settings, incarnation=self.incarnation)
 
     def machine(self) -> Machine:
         """Return the resources of this worker."""
         return machine_of(self.cpus, self.memory, self.gpus, self.resources)
 
-    def runner_options(self) -> dict[str, Any]:
-        """Return the keyword arguments for the task runner."""
-        return {
-            "command": self.argv(),
-            "allow_pickle": self.allow_pickle,
-            "until_eof": self.until_eof,
-        }
-
 
 @click.command(
     cls=Command,
     is_peer=True,
+    groups={
+        "Work": ("services", "allow", "allow_pickle", "command", "agent", "env"),
+        "Capacity": ("slots", "cpus", "memory", "gpus", "resources"),
+        "Broker": ("dialect", "name", "heartbeat", "lease"),
+        "Another broker": ("forward_to", "forward_key", "forward_as"),
+    },
+    most=(
+        "services",
+        "allow",
+        "allow_pickle",
+        "command",
+        "agent",
+        "slots",
+        "cpus",
+        "memory",
+        "gpus",
+        "dialect",
+    ),
     epilog=example("worker --slots 4 --allow imaging --state ./.taskyard"),
 )
 @setting_option(
@@ -188,6 +205,7 @@ class WorkerOptions(Struct, frozen=True):
 @click.option(
     "--dialect",
     metavar="D",
+    default="",
     show_default="dwork, or that of --invite",
     help="Dialect: dwork, ping-pong or wmp.",
 )
@@ -203,12 +221,6 @@ class WorkerOptions(Struct, frozen=True):
     help="Send tasks to this long-running program line by line, one program per slot. "
     "{lane} and {service} in it are replaced, for a program per lane. If omitted, use the command "
     "of the service in the broker's settings.",
-)
-@click.option(
-    "--lines",
-    type=click.Choice(list(SESSIONS)),
-    show_default="those of the service",
-    help="The lines of --agent: hungry, or those of ZMailer's transport agents.",
 )
 @click.option(
     "--env",
@@ -242,7 +254,8 @@ class WorkerOptions(Struct, frozen=True):
 @log_options
 @until_eof_option
 @click.pass_obj
-def worker(cli_context: CliContext, /, **options: Any) -> None:  # noqa: ANN401  # the fields of `WorkerOptions`
+@gathered(WorkerOptions, "values")
+def worker(cli_context: CliContext, *, values: WorkerOptions) -> None:
     """Run a worker in the foreground.
 
     Programs (service exec) run in the worker's working directory. Functions (service call) must be
@@ -250,55 +263,48 @@ def worker(cli_context: CliContext, /, **options: Any) -> None:  # noqa: ANN401 
     too: then every peer that can submit tasks can run any code here.
 
     Payloads of other services go to --command or --agent. An agent is a program that reads tasks
-    and writes reports line by line. If the broker's settings have a command for a service, it is
-    started on demand in the worker's working directory. Its environment has PATH, HOME, LANG, LC_*,
-    TZ, USER, TMPDIR and the variables of --env.
+    and writes reports line by line. It starts on demand in the worker's working directory. Its
+    environment has PATH, HOME, LANG, LC_*, TZ, USER, TMPDIR and the variables of --env.
 
-    The worker has as many cores, as much memory and as many GPUs for tasks that ask for some as the
-    system shows, unless given. GPUs are passed to tasks by id in CUDA_VISIBLE_DEVICES.
+    Tasks that ask for cores, memory or GPUs get them from what the system shows, unless it is
+    given. GPUs are passed to tasks by id in CUDA_VISIBLE_DEVICES.
 
     With --forward-to the worker submits its tasks to another broker and returns their results. It
     has the slots and resources of that broker's workers, unless --slots is given. With --dialect
     wmp, the tasks of a foreign manager are in the campaign @MANAGER there.
 
-    With --dialect ping-pong or wmp the worker offers the service of the broker's listener, usually
-    default, for wmp also others with --service. --broker or TASKYARD_BROKER is then the endpoint
-    where the broker listens for that dialect. The default is that of the settings, in [listen].
-
-    An invitation has the endpoint, the dialect and the key. --broker, --dialect and --key replace
-    its parts.
+    With --dialect ping-pong or wmp, --broker is the endpoint where the broker listens for that
+    dialect, by default that of [listen] in the settings. The worker offers the listener's service.
 
     With several brokers, the worker shares its slots over all that have tasks. Each broker that
-    requires a key needs a --key, in the same order.
+    requires a key needs a --key, in the same order. If no broker is running, the worker waits.
 
-    If no broker is running, the worker waits for one. On SIGTERM or Ctrl-C it finishes its running
-    tasks and exits 0. A second signal kills them and returns them to the broker.
+    On SIGTERM or Ctrl-C it finishes its running tasks and exits 0. A second signal kills them and
+    returns them to the broker.
     """
-    options |= {"brokers": cli_context.brokers, "state": cli_context.state}
-    _apply_invitation(cli_context, options)
-    values = WorkerOptions(**options)
+    values = _with_brokers(cli_context, values)
     _check(values)
     open_log(cli_context, "worker")
     _RUNNERS_BY_DIALECT[values.dialect](cli_context, values)
 
 
-def _apply_invitation(cli_context: CliContext, options: dict[str, Any]) -> None:
-    """Set the dialect and the endpoints that are not given. `discovery` finds those of dwork."""
+def _with_brokers(cli_context: CliContext, values: WorkerOptions) -> WorkerOptions:
+    """Add the dialect and the endpoints, where given. `discovery` finds those of dwork."""
+    state, brokers = cli_context.state, cli_context.brokers
     is_given = cli_context.invitation is not None
-    is_sought = is_given or options["state"] is None
+    is_sought = is_given or state is None
     invitation = cli_context.find_invitation() if is_sought else None
-    usual = "dwork" if invitation is None else invitation.dialect
-    dialect = options["dialect"] = options["dialect"] or usual
-    if is_sought and not is_given and not options["brokers"] and dialect != "dwork":
-        options["brokers"] = _brokers_of_environment(cli_context)
-    if invitation is None or options["brokers"]:
-        return
-    if dialect != invitation.dialect:
-        raise UserError(
-            f"--dialect {dialect}: the invitation is for {invitation.dialect} (give --broker)"
-        )
-    if is_given or dialect != "dwork":
-        options["brokers"] = invitation.endpoints[: 1 if dialect == "ping-pong" else None]
+    dialect = values.dialect or ("dwork" if invitation is None else invitation.dialect)
+    if is_sought and not is_given and not brokers and dialect != "dwork":
+        brokers = _brokers_of_environment(cli_context)
+    if invitation is not None and not brokers:
+        if dialect != invitation.dialect:
+            raise UserError(
+                f"--dialect {dialect}: the invitation is for {invitation.dialect} (give --broker)"
+            )
+        if is_given or dialect != "dwork":
+            brokers = invitation.endpoints[: 1 if dialect == "ping-pong" else None]
+    return structs.replace(values, dialect=dialect, brokers=brokers, state=state)
 
 
 def _brokers_of_environment(cli_context: CliContext) -> tuple[str, ...]:
@@ -316,8 +322,6 @@ def _check(values: WorkerOptions) -> None:
         )
     if values.agent is not None:
         _check_agent(values)
-    elif values.lines is not None:
-        raise UserError("--lines needs --agent (or set lines of the service in the settings)")
     _check_forward(values)
     if values.lease < HEARTBEATS_PER_LEASE_MIN * values.heartbeat:
         raise UserError("--lease must be at least three times --heartbeat")
@@ -426,11 +430,26 @@ def _forward(
     target = lower.endpoint.encode(errors="surrogateescape")[:NAME_BYTES_MAX]
     settings = chosen.settings(services, name, resources)
     settings = structs.replace(settings, forwards=True, forwards_to=target)
-    more: Any = {"slots": values.slots, "until_eof": values.until_eof}
     if is_native:
-        process.serve(found[0], settings, lower, cli_context.info, key=keys[0], **more)
+        process.serve(
+            found[0],
+            settings,
+            lower,
+            cli_context.info,
+            key=keys[0],
+            slots=values.slots,
+            until_eof=values.until_eof,
+        )
     else:
-        process.serve_wmp(found, settings, lower, cli_context.info, keys=keys, **more)
+        process.serve_wmp(
+            found,
+            settings,
+            lower,
+            cli_context.info,
+            keys=keys,
+            slots=values.slots,
+            until_eof=values.until_eof,
+        )
 
 
 def _connect_lower(
@@ -477,7 +496,9 @@ def _run_ping_pong_worker(cli_context: CliContext, values: WorkerOptions) -> Non
     (key,) = _keys(cli_context, [endpoint])
     check_workers_key(key)
     ping_pong.serve(
-        *(endpoint, runner_for, cli_context.info),
+        endpoint,
+        runner_for,
+        cli_context.info,
         slots=slots,
         key=key,
         until_eof=values.until_eof,
@@ -495,9 +516,14 @@ def _run_wmp_worker(cli_context: CliContext, values: WorkerOptions) -> None:
         return
     settings = values.settings(values.services, _name_for_keys(keys, values.name))
     wmp.serve(
-        *(found, settings, values.allow, cli_context.info),
+        found,
+        settings,
+        values.allow,
+        cli_context.info,
         keys=keys,
-        **values.runner_options(),
+        command=values.argv(),
+        allow_pickle=values.allow_pickle,
+        until_eof=values.until_eof,
     )
 
 
