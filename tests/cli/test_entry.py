@@ -141,7 +141,7 @@ def test_deleted_working_directory_is_the_error(
         (tmp_path / "gone").rmdir()
         codes = [run(taskyard, words) for words in (["list"], ["map", "echo", ":::", "a"])]
         os.chdir(tmp_path)
-    line = "taskyard: working directory: it was deleted (change to another one)\n"
+    line = "taskyard: working directory: it was deleted (change to another directory)\n"
     assert (codes, capsys.readouterr().err) == ([2, 2], 2 * line)
 
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _SETTLED_STATES: Final = (TaskState.DONE, TaskState.FAILED, TaskState.CANCELLED)
 
-#: Blobs that were used more recently stay. A client may be about to submit a task that names one,
+#: Blobs that were used more recently stay. A client may be about to submit a task with such a blob,
 #: and looks for it up to 10 s before.
 _USED_NS: Final = 60 * SECOND_NS
 
@@ -67,7 +67,7 @@ class _File(NamedTuple):
     "--keep-size",
     metavar="SIZE",
     type=SIZE,
-    help="Keep this much of it, the newest. The rest is removed.",
+    help="Keep this much, the newest, and remove older files.",
 )
 @click.option("--every-file", "everything", is_flag=True, help="All files of settled tasks.")
 @click.option("--dry-run", is_flag=True, help="Remove nothing, and print what would be removed.")
@@ -83,9 +83,9 @@ def clean(  # noqa: PLR0913  # one per option
 ) -> None:
     """Remove long output, large arguments and large results of settled tasks.
 
-    Bytes from 64 KiB on are kept in files of the state directory. This command removes those that
-    match every option. At least one option is required. Tasks that may still run are skipped. Head
-    and tail of long output stay.
+    Bytes from 64 KiB on are kept in files of the state directory. This command removes the files
+    that match every option. At least one option is required. Tasks that may still run are skipped.
+    Head and tail of long output stay.
     """
     if older_than is None and campaign is None and keep_size is None and not everything:
         raise UserError("clean: give --older-than, --campaign, --keep-size or --every-file")

@@ -57,7 +57,7 @@ def help_record(option: click.Parameter, ctx: click.Context) -> tuple[str, str] 
 
 
 class _WithCommonOptions(click.Command):
-    """Adds the common options, and answers unknown ones."""
+    """Adds the common options, and answers unknown options."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return the parameters, with common options that the command does not replace."""
@@ -358,7 +358,7 @@ class LazyGroup(Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Resolve a command name, with suggestions for an unknown one.
+        """Resolve a command name, with suggestions for an unknown name.
 
         Click suggests only imported commands, and here none is.
         """
@@ -447,7 +447,9 @@ COMMANDS: dict[str, LazyCommand] = {
     "log": LazyCommand(
         "taskyard.cli.task_output:log", "Print the output of a task, live while it runs."
     ),
-    "retry": LazyCommand("taskyard.cli.control:retry", "Retry failed tasks, and delayed ones now."),
+    "retry": LazyCommand(
+        "taskyard.cli.control:retry", "Retry failed tasks, and make delayed tasks due."
+    ),
     "cancel": LazyCommand("taskyard.cli.control:cancel", "Cancel tasks and their dependents."),
     "top": LazyCommand(
         "taskyard.cli.web:top", "Show counters, lanes, workers, tasks and output in the terminal."
@@ -472,7 +474,7 @@ COMMANDS: dict[str, LazyCommand] = {
     ),
     "relay": LazyCommand(
         "taskyard.cli.relay:relay",
-        "Relay messages between peers on this machine and a broker on another one.",
+        "Relay messages between peers on this machine and a broker on another machine.",
         _OPERATE,
     ),
     "rr": LazyCommand(
@@ -525,7 +527,7 @@ COMMANDS: dict[str, LazyCommand] = {
     ),
 }
 
-#: Commands of other programs, with those of ours that do the same.
+#: Commands of other programs, and what does the same here.
 SUGGESTIONS: dict[str, tuple[str, ...]] = {
     "bundle": ("submit",),
     "abort": ("cancel",),

@@ -71,7 +71,7 @@ def _command(*examples: str) -> Callable[[Callable[..., object]], Command]:
     return make
 
 
-#: The options of the short help. `list` explains the others.
+#: The options of the short help. `list` explains more.
 _MOST: Final = (
     *("campaign", "failed", "all_tasks", "yes", "to_lane", "to_service", "priority"),
     *("time_limit", "retries", "backoff", "expiry"),
@@ -80,7 +80,7 @@ _MOST: Final = (
 
 @_command("retry fetch-a", "retry --campaign thumbs --failed", "retry --service smtp --lane a.org")
 def retry(cli_context: CliContext, /, names: tuple[str, ...], *, chosen: TaskChoice) -> None:
-    """Retry failed tasks, and delayed ones now.
+    """Retry failed tasks, and make delayed tasks due.
 
     Choose tasks by name, or by options: then all tasks that match every option. --failed alone
     means every failed task. Dependents continue when the tasks are done.
@@ -264,7 +264,7 @@ def edit(
             edited = client.edit(targets, **terms)
         leased, ended = _unchanged(client, targets)
         if changes.expiry == _NOW:
-            ended = max(0, ended - edited)  # those have failed now
+            ended = max(0, ended - edited)  # expired tasks have failed
     if cli_context.as_json:
         print_document(EditDocument(edited=edited, leased=leased, ended=ended))
         return
@@ -307,7 +307,7 @@ def _read(key: str, value: object) -> Any:  # noqa: ANN401  # by key
 
 
 def _unchanged(client: InternalClient, targets: Sequence[str] | Scope) -> tuple[int, int]:
-    """Return how many of the tasks are leased, and how many of the named ones have ended."""
+    """Return how many of the tasks are leased, and how many of the named tasks have ended."""
     if isinstance(targets, Scope):
         if targets.states is not None and TaskState.LEASED not in targets.states:
             return 0, 0
@@ -355,7 +355,7 @@ def failover(cli_context: CliContext, *, force: bool) -> None:
 
     The broker answers what it has received, ends its term and stops. The standby takes over at
     once, without waiting for the lease. A broker that was started with --standby is the standby
-    then. Others exit.
+    then. Any other broker exits.
 
     Exit 2 if no standby has reported lately, or if it lags behind. `taskyard status` shows that.
     """

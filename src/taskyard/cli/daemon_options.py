@@ -89,7 +89,7 @@ until_eof_option = click.option(
 def _listen_default(
     context: click.Context, _option: click.Parameter, given: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Return the given endpoints, or those of the settings if none is given."""
+    """Return the given endpoints, by default the endpoints of the settings."""
     cli_context = context.ensure_object(CliContext)
     if context.resilient_parsing or given or cli_context.native_only:
         return given
@@ -122,7 +122,7 @@ page_option = setting_option(
     "--page",
     metavar="HOST:PORT",
     show_default=PAGE_ADDRESS,
-    help="Address of the page, or none. If the port is taken, a free one is used.",
+    help="Address of the page, or none. If the port is taken, a free port is used.",
 )
 
 
@@ -137,7 +137,7 @@ def check_dialect(dialect: str) -> str:
 
 
 def read_listen(listen: tuple[str, ...], tables: ListenTables) -> tuple[tuple[str, str], ...]:
-    """Parse `DIALECT=ENDPOINT` and `NAME=ENDPOINT` options. `tables` are those of the settings."""
+    """Parse `DIALECT=ENDPOINT` and `NAME=ENDPOINT` options. `tables` come from the settings."""
     pairs: list[tuple[str, str]] = []
     for given in listen:
         name, sign, endpoint = given.partition("=")
@@ -211,7 +211,7 @@ def read_store(store: str) -> str:
         raise UserError(f"--store: {error}") from error
 
 
-#: The hidden ones are for supervisors. Users have TASKYARD_LOG_FORMAT and TASKYARD_LOG_LEVEL.
+#: Hidden, for supervisors. Users have TASKYARD_LOG_FORMAT and TASKYARD_LOG_LEVEL.
 _LOG_OPTIONS: Final = (
     click.option(
         "--log-format",
@@ -288,7 +288,7 @@ def log_arguments(cli_context: CliContext) -> list[str]:
 
 @contextmanager
 def children_logged(cli_context: CliContext, writer: LogWriter) -> Iterator[None]:
-    """Take the stderr of later children into the log file, if there is one."""
+    """Take the stderr of later children into the log file, if any."""
     if cli_context.log_file is None:
         yield
         return
@@ -349,7 +349,7 @@ class _NamedAmount(click.ParamType[tuple[bytes, int]]):
 
 
 class WorkerResource(SettingOption):
-    """An option for a resource of workers. Its default is a setting of the section `worker`."""
+    """An option for a resource of workers. The default is a setting of the section `worker`."""
 
 
 def _setting_callback(key: str) -> Callable[[click.Context, click.Parameter, Any], Any]:
@@ -369,7 +369,7 @@ def _is_given(context: click.Context, option: click.Parameter) -> bool:
 
 
 def _gpu_ids(value: int | tuple[str, ...] | None) -> tuple[str, ...] | None:
-    """Return the ids of a number of GPUs: those of the machine, if it has so many."""
+    """Return the ids of a number of GPUs, by which the machine names them if it has so many."""
     if not isinstance(value, int):
         return value
     found = this_machine().gpus
@@ -444,7 +444,7 @@ def machine_of(
     gpus: tuple[str, ...] | None,
     resources: tuple[tuple[bytes, int], ...],
 ) -> Machine:
-    """Return the resources of workers: those of the options, and the others detected."""
+    """Return the resources of workers from the options, and detect what is not given."""
     found, others = this_machine(), dict(resources)
     if len(others) > OTHER_RESOURCES_MAX:
         raise UserError(

@@ -40,7 +40,7 @@ DOCUMENT_VERSION: Final = 1
 
 
 class JsonDocument(Document, kw_only=True, tag_field="document"):
-    """A document that a command prints. Its tag is the command."""
+    """A document that a command prints. The tag is the command."""
 
     version: Literal[1] = 1
 
@@ -383,7 +383,7 @@ class EditDocument(JsonDocument, tag="edit"):
     """`edit`."""
 
     edited: int
-    #: Tasks that were not changed: those that a worker has, and named ones that have ended.
+    #: Tasks that were not changed: a worker has them, or they are named and have ended.
     leased: int
     ended: int
 
@@ -413,7 +413,7 @@ class ResumeDocument(PauseDocument, tag="resume"):
 
 
 class GapDocument(JsonDocument, tag="watch"):
-    """A line of `watch`: the journal no longer has the records up to this one."""
+    """A line of `watch`: the journal no longer has the records up to this number."""
 
     kind: Literal["gap"]
     record: int
@@ -472,7 +472,7 @@ class ConfigService(Document):
     name: str
     #: The pattern of its lanes, as `service/lane`.
     match: str
-    #: Keys that it sets. The others have their defaults.
+    #: Keys that it sets. Other keys have their defaults.
     sets: list[str]
 
 
@@ -586,7 +586,7 @@ class PipelineLoadDryRunDocument(JsonDocument, tag="load"):
     unknown: dict[str, int]
     duplicates: int
     cycles: list[list[str]]
-    #: The longest chain by run time, or by tasks if run times are unknown. Its first 1,000.
+    #: The longest chain by run time, or by tasks if run times are unknown. The first 1,000.
     critical_path: list[str]
     #: Null if run times are unknown.
     critical_path_seconds: float | None
@@ -603,7 +603,7 @@ class PipelineFleetDocument(JsonDocument, tag="pipeline fleet"):
 
 
 class GuaranteeCounts(Document):
-    """Counts over a whole history. In a sound one, lost, twice, broken and unknown are 0."""
+    """Counts over a whole history. If it is sound, lost, twice, broken and unknown are 0."""
 
     submitted: int
     done: int
@@ -633,7 +633,7 @@ class PipelineHistoryDocument(JsonDocument, tag="pipeline history"):
 
 
 class StateHistory(Document):
-    """The tables of one of several states. The fields are those of one state alone."""
+    """The tables of a state among several, with the fields of `pipeline history` of one state."""
 
     state: str
     out: str
@@ -662,13 +662,13 @@ class ReportBroker(Document):
 
 
 class ComparedFigure(Document):
-    """A figure of the report's campaign and of an earlier one. Null if it is unknown."""
+    """A figure of the report's campaign and of an earlier campaign. Null if it is unknown."""
 
     name: str
     value: float | None
     earlier: float | None
     difference: float | None
-    #: Null if the earlier one is 0.
+    #: Null if the earlier value is 0.
     ratio: float | None
 
 
@@ -677,7 +677,7 @@ class ReportComparison(Document):
 
     #: Null: all campaigns.
     campaign: str | None
-    #: The directory of the earlier one. Empty: the same history.
+    #: The directory of the earlier campaign. Empty: the same history.
     source: str
     sentence: str
     figures: list[ComparedFigure]
@@ -701,7 +701,7 @@ class PipelineReportDocument(JsonDocument, tag="report"):
 
 
 class DemoCounts(Document):
-    """Counts from the journal of a demo. In a sound one, lost, twice and broken are 0."""
+    """Counts from the journal of a demo. If it is sound, lost, twice and broken are 0."""
 
     submitted: int
     done: int

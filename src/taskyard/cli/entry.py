@@ -67,12 +67,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def _exit(status: int) -> NoReturn:
     """Exit as the interpreter does, but leave all objects to the kernel.
 
-    Freeing them one by one takes as long as the start of an interpreter.
+    Freeing each takes as long as the start of an interpreter.
     """
     gc.freeze()  # the collection at exit would visit every object
     if any(not one.daemon for one in threading.enumerate() if one is not threading.main_thread()):
         sys.exit(status)  # waits for the threads
-    atexit._run_exitfuncs()  # noqa: SLF001  # the only way to call them without the rest
+    atexit._run_exitfuncs()  # noqa: SLF001  # the only way to call them alone
     _discard_stdout()
     with suppress(OSError, ValueError, AttributeError):  # stderr may be closed, or None
         sys.stderr.flush()
@@ -80,7 +80,7 @@ def _exit(status: int) -> NoReturn:
 
 
 def _open_standard_streams() -> None:
-    """Open standard streams that are closed on /dev/null, as those of a daemon may be.
+    """Open standard streams that are closed on /dev/null, as a daemon's may be.
 
     A socket or a file would get their descriptors otherwise, and their readers and writers with it.
     """
@@ -135,7 +135,7 @@ def _run(group: click.Command, arguments: Sequence[str], cli_context: CliContext
 def _as_taskyard_error(error: Exception) -> TaskyardError:
     """Return any exception as a `TaskyardError`."""
     if isinstance(error, _FILE_ERRORS) and _is_directory_deleted():
-        return UnusableFile("working directory: it was deleted (change to another one)")
+        return UnusableFile("working directory: it was deleted (change to another directory)")
     if isinstance(error, TaskyardError):
         return error
     if isinstance(error, OSError):

@@ -221,7 +221,7 @@ def _worker_row(one: dict[str, Any]) -> tuple[object, ...]:
 
 
 def _tasks_text(tasks: int, waiting: int) -> str:
-    """Return the number of tasks, and of those whose calls wait for other tasks."""
+    """Return the number of tasks, and how many have calls that wait for other tasks."""
     wait = "waits" if waiting == 1 else "wait"
     return f"{tasks} ({waiting} {wait})" if waiting else str(tasks)
 
@@ -345,7 +345,7 @@ _SERVICE_COLUMNS: Final = (
 #: Left out on a narrow terminal.
 _OPTIONAL_SERVICE_COLUMNS: Final = ("RULE", "FAILED", "OLDEST", "NEXT DUE")
 
-#: Rules that a row names. An ellipsis stands for the rest.
+#: Rules that a row names. An ellipsis stands for more.
 _RULES_LISTED_MAX: Final = 2
 
 

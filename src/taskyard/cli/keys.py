@@ -1,8 +1,8 @@
 """`taskyard keys` and `taskyard join`: create access keys, invite peers, and start what they join.
 
 A secret is written only to its file. It is printed only on request, by `keys invite --line`. An
-endpoint for all addresses of a machine is no address, and only the user can choose one that the
-other machine reaches: then the choice is printed.
+endpoint for all addresses of a machine is no address, and only the user can choose an address
+that the other machine reaches: then the choice is printed.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def invite(  # noqa: PLR0913  # one per option
 
 
 def _roles_and_name(words: tuple[str, ...], gateway: str | None) -> tuple[list[Role], str]:
-    """Return the roles and the name of an invitation. Those of a gateway depend on the dialect."""
+    """Return the roles and the name of an invitation. A gateway has the roles of its dialect."""
     if len(words) != (1 if gateway else 2):
         raise click.UsageError("give ROLE and NAME, or --for DIALECT and NAME")
     if gateway is not None:
@@ -230,7 +230,7 @@ def _invite_hint(entry: KeyEntry, dialect: str, path: Path | None) -> str:
 @keys.command("list", epilog=example("keys list --json"))
 @click.pass_obj
 def list_keys(cli_context: CliContext) -> None:
-    """List all keys, including revoked ones, oldest first."""
+    """List all keys, also revoked keys, oldest first."""
     entries = _keyring(cli_context, cli_context.state_directory()).entries()
     if cli_context.as_json:
         print_document(KeysListDocument(keys=[_record(entry) for entry in entries]))
@@ -265,7 +265,7 @@ def revoke(cli_context: CliContext, name: str) -> None:
 
 
 def _keyring(cli_context: CliContext, state: Path) -> Keyring:
-    """Return the keys of a state directory, or those of its store in PostgreSQL."""
+    """Return the keys of a state directory, or of its store in PostgreSQL."""
     known = schema.database_url(state)
     if not known and not state_check.has_journal(state):
         known = cli_context.settings().broker.store
@@ -306,7 +306,7 @@ def invited_endpoints(
 ) -> tuple[str, ...]:
     """Return the endpoints that a peer connects to. Raises `UserError`.
 
-    Two for a relay of ping-pong, which has a backend and a frontend, and one for others.
+    Two for a relay of ping-pong, which has a backend and a frontend, else one.
     """
     count = DIALECT_SIDES[dialect] if Role.RELAY in roles else 1
     if given is not None:
@@ -374,7 +374,7 @@ def _with_host(places: Sequence[str], host: str) -> str:
 
 
 def _own_addresses() -> list[str]:
-    """Return the name of this machine, and the address from which it reaches others."""
+    """Return the name of this machine, and the address from which it reaches other machines."""
     names = [socket.gethostname()]
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(_ELSEWHERE)

@@ -123,7 +123,7 @@ class CliContext:
         self.invitation: Invitation | None = None
         #: The file of that invitation. None: it was a line on stdin.
         self.invitation_file: Path | None = None
-        #: The variables that commands get from this process. None: the usual ones.
+        #: The variables that commands get from this process. None: the usual variables.
         self.variables: Variables = None
         #: The settings file. None: TASKYARD_CONFIG or the nearest taskyard.toml.
         self.config: Path | None = None
@@ -145,7 +145,7 @@ class CliContext:
     def key(self) -> Path | None:
         """The key file of a command with one key. None: from the settings. Raises `UserError`."""
         if len(self.keys) > 1:
-            raise UserError(f"--key: {len(self.keys)} files, but this command uses one")
+            raise UserError(f"--key: {len(self.keys)} files given, this command uses one key")
         return self.keys[0] if self.keys else None
 
     def state_directory(self) -> Path:
@@ -336,7 +336,7 @@ def _join_as_peer(context: click.Context, option: click.Parameter, given: tuple[
         cli_context.invitation_file = None if given[0] == "-" else Path(given[0])
         return
     if not any(one.name == "dialect" for one in context.command.params):
-        raise click.BadParameter(f"{len(given)} are given, but it takes one", context, option)
+        raise click.BadParameter(f"takes one invitation, got {len(given)}", context, option)
     found = _read_invitations(context, option, given)
     cli_context.keys = tuple(map(Path, given))
     cli_context.brokers = tuple(one.endpoints[0] for one in found)

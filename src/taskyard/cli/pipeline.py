@@ -127,7 +127,7 @@ _SILENT_SECONDS_MAX: Final = 3 * LINE_SECONDS
 
 
 class StageProgress:
-    """A context manager that shows the stages of a job. Its methods may be called by any thread."""
+    """A context manager that shows the stages of a job. Any thread may call its methods."""
 
     def __init__(self, cli_context: CliContext, stage: str, *, counts: str = "rows") -> None:
         self._cli_context = cli_context
@@ -186,7 +186,7 @@ def started_session(
     cli_context: CliContext,
     name: str,
     master: str,
-    **how: Any,  # noqa: ANN401  # those of `session_scope`
+    **how: Any,  # noqa: ANN401  # the options of `session_scope`
 ) -> Iterator[SparkSession]:
     """Yield a session, and show progress only until it has started."""
     from taskyard.pipeline.session import session_scope  # noqa: PLC0415  # imports Spark
@@ -243,7 +243,7 @@ def history(  # noqa: PLR0913  # one for each option
 
     The tables are attempts, tasks, workers, metrics and critical path, beside events and edges
     (columns in docs/pipeline.md). Only new history is read. Rows that can't change any more are
-    appended once, and only the others are computed again. Readers see all tables of one run or of
+    appended once, and only other rows are computed again. Readers see all tables of one run or of
     the next, never a mixture. Safe to interrupt and run again.
 
     If no broker is running on the state, its journal is exported first. A running broker exports
@@ -296,9 +296,9 @@ def _run_histories(
     master: str,
     directories: tuple[Sequence[Path], Sequence[Path]],
 ) -> list[HistoryResult]:
-    """Run the jobs one by one in one session. All histories are checked before the first.
+    """Run the jobs in turn, in one session. All histories are checked before the first.
 
-    One share gains nothing from a session on this machine, so it is done here.
+    A single part gains nothing from a session on this machine, so it is done here.
     Executors read from the first `directories`, and write to the second.
     """
     from taskyard.pipeline import executors  # noqa: PLC0415  # imports Spark

@@ -66,10 +66,10 @@ def relay(  # click's options
     identity: str | None,
     until_eof: bool,
 ) -> None:
-    """Relay messages between peers on this machine and a broker on another one.
+    """Relay messages between peers on this machine and a broker on another machine.
 
     Programs that can't use keys connect to a relay as to a broker, in their own dialect: dwork,
-    ping-pong, round-robin or wmp. The relay connects to the broker with --key. Its peers can do
+    ping-pong, round-robin or wmp. The relay connects to the broker with --key. Peers can do
     what the key allows, and every program of this machine can be a peer. --invite replaces --to and
     --key.
 
@@ -160,7 +160,7 @@ def _upstream_keys(
 
 
 def _key(cli_context: CliContext, above: list[str]) -> PeerKey | None:
-    """Return the relay's key. Raise UserError if one is needed and not given."""
+    """Return the relay's key. Raise UserError if it is needed and not given."""
     if cli_context.key is None and cli_context.invitation is not None:
         return cli_context.invitation.key
     found = {
@@ -199,7 +199,7 @@ def _read(option: str, given: str) -> tuple[str, list[str]]:
 
 
 def _read_upstream(dialect: str, given: str) -> tuple[str, ...]:
-    """Parse a --to option. Its dialect must be that of --listen."""
+    """Parse a --to option, which must have the dialect of --listen."""
     named, places = _read("--to", given)
     if named != dialect:
         raise UserError(

@@ -133,7 +133,7 @@ class Prompt(cmd.Cmd):
         return stop
 
     def onecmd(self, line: str) -> bool:
-        """Run a command. Return whether it is the last one."""
+        """Run a command. Return whether it is the last command."""
         word, argument, _ = self.parseline(line)
         if argument and word not in (*self.counted, "help"):
             self.default(line)
@@ -260,7 +260,7 @@ _NAME: Final = DIALECT.decode()
 
 
 def _choose_listen(context: click.Context, _option: click.Parameter, given: str | None) -> str:
-    """Return the endpoint of the server: the given one, or that of the settings."""
+    """Return the given endpoint of the server, by default from the settings."""
     if given is not None or context.resilient_parsing:
         return given or ""
     cli_context = context.ensure_object(CliContext)
@@ -452,7 +452,7 @@ def worker(
     """Run a worker that replies to PING and STREAM, and runs programs.
 
     A program starts anew for each message with the key of its command, without a shell. It reads
-    the argument of the message from stdin, or several as a MessagePack array. Its stdout is the
+    the argument of the message from stdin, or several as a MessagePack array. The output is the
     response, or an error if it fails.
 
     Commands: `register`, `deregister`, `bulk` (start child workers, ten with this one), `endbulk`

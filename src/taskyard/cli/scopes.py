@@ -283,7 +283,7 @@ def check_campaign(broker: ReadOnlyClient, campaign: str | None) -> None:
 
 
 def service_of_lane(broker: ReadOnlyClient, lane: str | None, service: str | None) -> str | None:
-    """Return the given service, else the only service with the lane, if there is one.
+    """Return the given service, else the only service with the lane, if any.
 
     Raises `UserError` if several services have the lane.
     """
@@ -292,7 +292,7 @@ def service_of_lane(broker: ReadOnlyClient, lane: str | None, service: str | Non
     services = services_with(broker, lane)
     if len(services) > 1:
         some = ", ".join(map(escape_line, services[:_SERVICES_LISTED_MAX]))
-        more = " and others" if len(services) > _SERVICES_LISTED_MAX else ""
+        more = " and more" if len(services) > _SERVICES_LISTED_MAX else ""
         raise UserError(
             f"lane {escape_line(lane) or '-'}: exists in several services, {some}{more} "
             "(give --service)"
@@ -301,7 +301,7 @@ def service_of_lane(broker: ReadOnlyClient, lane: str | None, service: str | Non
 
 
 def services_with(broker: ReadOnlyClient, lane: str) -> list[str]:
-    """Return the services that have tasks in a lane, including failed ones."""
+    """Return the services that have tasks in a lane, also failed tasks."""
     from taskyard.campaign.batches import encode_text  # noqa: PLC0415  # not needed by completion
     from taskyard.core.events import Scope  # noqa: PLC0415
 

@@ -168,7 +168,7 @@ COLUMNS: Final = {
     "reason": _field("reason"),
 }
 
-#: The columns without --columns, and those of a list of failed tasks.
+#: The columns without --columns, and of a list of failed tasks.
 _DEFAULT: Final = ("name", "state", "campaign", "service", "lane", "attempt")
 _DEFAULT_FAILED: Final = ("name", "campaign", "attempt", "reason")
 
@@ -249,7 +249,7 @@ def list_tasks(  # noqa: PLR0913  # one per option
     """List tasks in the order of submission, or sorted.
 
     With options, only the tasks that match every option. A sorted or reversed list reads all of
-    them first. The worker, run time, memory and CPU time are those of the latest attempt, as the
+    them first. The worker, run time, memory and CPU time are of the latest attempt, as the
     worker measured them. With --json, tasks have all their fields, and measurements if --columns or
     --sort needs them.
     """
@@ -280,7 +280,7 @@ def list_tasks(  # noqa: PLR0913  # one per option
 
 
 def _column_names(columns: str | None, scope: Scope) -> Sequence[str]:
-    """Return the chosen columns. Raises `UserError` for an unknown one."""
+    """Return the chosen columns. Raises `UserError` for an unknown column."""
     if columns is None:
         return _DEFAULT_FAILED if scope.states == (TaskState.FAILED,) else _DEFAULT
     names = [name.strip().lower() for name in columns.split(",")]
@@ -296,7 +296,7 @@ def _cells(keys: Sequence[str], now: float, view: View) -> list[object]:
 
 
 class _TaskOrder:
-    """Sorts tasks by a key. Without one, by submission."""
+    """Sorts tasks by a key, by default in the order of submission."""
 
     def __init__(self, key: SortKey | None, *, is_reversed: bool) -> None:
         self._key = key
@@ -327,7 +327,7 @@ class _TaskOrder:
         yield from rest
 
     def _sorted(self, ranked: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        """Sort rows by their values. Equal ones stay in the order of submission."""
+        """Sort rows by their values. Equal rows stay in the order of submission."""
         return sorted(ranked, key=itemgetter(0), reverse=self._is_descending)
 
 
@@ -361,7 +361,7 @@ def show(cli_context: CliContext, name: str) -> None:
 
     Includes its command, its limits, its dependencies, its attempts and an explanation of its
     state. Times of attempts are by the clock of their workers. Only the latest 20 attempts are
-    kept, and those of a task that has left the journal are in the history.
+    kept, and the attempts of a task that has left the journal are in the history.
     """
     with connect_read_only(cli_context) as broker:
         (name,) = broker.resolve([name])
@@ -404,7 +404,7 @@ def _print_attempts(attempts: list[dict[str, Any]], now: float) -> None:
 
 
 def _lines(view: dict[str, Any], now: float) -> Iterator[tuple[str, str]]:
-    """Yield the labels and values of a task. Empty ones are not printed."""
+    """Yield the labels and values of a task. Empty values are not printed."""
     yield "name", full_name(view)
     yield "command", shlex.join(view["argv"] or [])
     yield "call", view["call"] or ""

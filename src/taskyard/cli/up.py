@@ -245,8 +245,8 @@ def _open_page(
 ) -> Iterator[tuple[int, bytes] | None]:
     """Listen at the page's address, and name it in the state directory.
 
-    Yield the descriptor and the secret. None if there is no page, or one is running. A page never
-    keeps the broker from starting.
+    Yield the descriptor and the secret. None if there is no page, or if a page is running. A page
+    never keeps the broker from starting.
     """
     with ExitStack() as stack:
         opened = None

@@ -73,8 +73,8 @@ def web(  # noqa: PLR0913  # one per option
 ) -> None:
     """Serve a page about a state directory.
 
-    With a broker on it, the page follows what happens, and shows actions to those who may act.
-    Without one, it shows the last state.
+    With a broker on it, the page follows what happens, and shows actions to users who may
+    act. Without a broker, it shows the last state.
 
     Prints the address with a token, which is good until the page ends. If the state directory has a
     page, as that of `taskyard up`, prints its address and ends. An operator can retry, cancel,
@@ -109,7 +109,7 @@ def web(  # noqa: PLR0913  # one per option
 
 def _print_running(cli_context: CliContext, page: address.PageAddress) -> None:
     click.echo(f"page {page.with_token(address.Role.OPERATOR)}")
-    cli_context.info(f"the page of process {page.pid} is running, no other one was started")
+    cli_context.info(f"the page of process {page.pid} is running, no second page was started")
 
 
 def _server(

@@ -82,12 +82,12 @@ class WorkerOptions(Struct, frozen=True):
     forward_to: str | None
     forward_key: Path | None
     forward_as: str | None
-    #: None: detected.
+    #: Detected if None.
     cpus: int | None
     memory: int | None
     gpus: tuple[str, ...] | None
     resources: tuple[tuple[bytes, int], ...]
-    #: The incarnation of this process and the first one that it replaces. Set by a supervisor.
+    #: The incarnation of this process and the first that it replaces. Set by a supervisor.
     incarnation: int | None
     replaces: int
     until_eof: bool
@@ -263,7 +263,7 @@ def worker(cli_context: CliContext, *, values: WorkerOptions) -> None:
     too: then every peer that can submit tasks can run any code here.
 
     Payloads of other services go to --command or --agent. An agent is a program that reads tasks
-    and writes reports line by line. It starts on demand in the worker's working directory. Its
+    and writes reports line by line. It starts on demand in the worker's working directory. The
     environment has PATH, HOME, LANG, LC_*, TZ, USER, TMPDIR and the variables of --env.
 
     Tasks that ask for cores, memory or GPUs get them from what the system shows, unless it is
@@ -289,7 +289,7 @@ def worker(cli_context: CliContext, *, values: WorkerOptions) -> None:
 
 
 def _with_brokers(cli_context: CliContext, values: WorkerOptions) -> WorkerOptions:
-    """Add the dialect and the endpoints, where given. `discovery` finds those of dwork."""
+    """Add the dialect and the endpoints, where given. `discovery` finds the endpoints of dwork."""
     state, brokers = cli_context.state, cli_context.brokers
     is_given = cli_context.invitation is not None
     is_sought = is_given or state is None
@@ -308,7 +308,7 @@ def _with_brokers(cli_context: CliContext, values: WorkerOptions) -> WorkerOptio
 
 
 def _brokers_of_environment(cli_context: CliContext) -> tuple[str, ...]:
-    """Return the endpoints in TASKYARD_BROKER. A file has those of other dialects in `listen`."""
+    """Return the endpoints in TASKYARD_BROKER. A file has other dialects in `listen`."""
     settings = cli_context.settings()
     is_there = settings.source("broker.url") is Source.ENVIRONMENT
     return discovery.configured_endpoints(settings) if is_there else ()
@@ -473,7 +473,7 @@ def _connect_lower(
 def _default_services(cli_context: CliContext, values: WorkerOptions) -> tuple[str, ...]:
     """Return the services of the settings, with pickle if it is allowed.
 
-    An agent has no use for the usual ones, so it offers that of payloads without a service.
+    An agent has no use for the usual services, so it offers the service of plain payloads.
     """
     settings = cli_context.settings()
     if values.agent is not None and settings.source("worker.services") is Source.DEFAULT:
@@ -545,7 +545,7 @@ def _keys(cli_context: CliContext, found: Sequence[str]) -> list[PeerKey | None]
 
 
 def _endpoints(cli_context: CliContext, values: WorkerOptions) -> list[str]:
-    """Return the given endpoints, or those of the settings."""
+    """Return the given endpoints, by default the endpoints of the settings."""
     usual = (DEFAULT_ENDPOINTS[values.dialect],)
     found = values.brokers or cli_context.settings().listen.get(values.dialect, usual)[:1]
     return [endpoints.peer_endpoint(one) for one in found]

@@ -1,4 +1,4 @@
-"""The demo's campaign: its tasks, the ones that will fail, and the closing table about them.
+"""The demo's campaign: its tasks, the tasks that will fail, and the closing table about them.
 
 The table compares two independent counts with the plan: the journal's own audit over its records,
 and the guarantees that Spark computes from the exported tables. Tasks by dialect, and tasks blocked
@@ -56,8 +56,8 @@ _MAIL_PERCENT: Final = 33
 #: Destinations that accept mail.
 HOSTS: Final = tuple(f"host-{number:02}.example" for number in range(1, 19))
 
-#: One in this many mails goes to the destination that is down at first, one to the destination that
-#: refuses, and one has a receipt that waits for it. Every refused mail has one.
+#: Of this many mails, one goes to the destination that is down at first, one to the destination
+#: that refuses, and one has a receipt that waits for it. Every refused mail has one.
 _DOWN_EVERY: Final = 40
 _STRICT_EVERY: Final = 80
 _RECEIPT_EVERY: Final = 10
@@ -76,7 +76,7 @@ class Campaign(Struct, frozen=True):
 
     @property
     def graph(self) -> int:
-        """Each sample is fetched, counted in parts and merged. One summary follows."""
+        """Each sample is fetched, counted in parts and merged. A summary follows."""
         return self.samples * (PARTS + 2) + 1
 
     @property
@@ -235,7 +235,7 @@ class RecordFold:
             self.after |= zip(submission.names, submission.after, strict=True)
 
     def behind_failure(self) -> int:
-        """Count open tasks that wait, directly or through others, for a failed one."""
+        """Count open tasks that wait, directly or through other tasks, for a failed task."""
         return sum(
             self._is_behind(name)
             for name, state in self.states.items()

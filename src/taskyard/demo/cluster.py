@@ -2,7 +2,7 @@
 
 Owns which processes run with which arguments, and the order in which they end. Each has a log file.
 They end with this process: see `process.child`. The directory is created anew each time, without
-removing any file of others.
+removing any other file.
 """
 
 from __future__ import annotations
@@ -261,7 +261,7 @@ class DemoCluster:
             raise
 
     def _start_broker(self) -> DemoProcess:
-        """Start the broker at free ports, or at those of its predecessor."""
+        """Start the broker at free ports, or at the ports of its predecessor."""
         arguments = ["broker", "--state", str(self._place.state)]
         for dialect, anywhere in (("ping-pong", f"{_ANY},{_ANY}"), ("wmp", _ANY)):
             arguments += ["--listen", f"{dialect}={self.listening.get(dialect, anywhere)}"]

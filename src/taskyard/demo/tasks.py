@@ -78,7 +78,7 @@ DOWN = "down.example"
 #: Always refuses mail.
 STRICT = "strict.example"
 
-#: How long the first one is down, from its first mail on.
+#: How long the first destination is down, from its first mail on.
 OUTAGE_SECONDS = 5.0
 
 #: How long a delivery takes.

@@ -65,7 +65,7 @@ class Document(Struct, frozen=True):
 
 
 def find(config: Path | None, environment: Mapping[str, str]) -> Path | None:
-    """Return the given file, else the variable's, else the nearest one from here upwards."""
+    """Return the given file, else the variable's, else the nearest from here upwards."""
     if config is not None:
         return config
     named = environment.get(CONFIG_VARIABLE)
@@ -230,7 +230,7 @@ class TooDeep(ValueError):
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Parse a document. Raises `TooDeep`, or `ValueError` for one that is not TOML."""
+    """Parse a document. Raises `TooDeep`, or `ValueError` for a text that is not TOML."""
     import tomllib  # noqa: PLC0415  # most calls have no file
 
     check_depth(text)

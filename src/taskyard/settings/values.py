@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 #: The length of a value in a message.
 SHOWN_CHARACTERS: Final = 60
 
-#: Cached texts: a campaign has few different ones, or one for each task.
+#: Cached texts: a campaign has few different texts, or one for each task.
 TEXTS_KEPT: Final = 4096
 
 UNITS_NS: Final = {
@@ -46,7 +46,7 @@ _AMOUNT = re.compile(r"[0-9]{1,20}(?:\.[0-9]{1,4})?")
 #: Units of sizes: powers of 1024.
 UNITS_BYTES: Final = {"T": 1 << 40, "G": 1 << 30, "M": 1 << 20, "K": 1 << 10}
 _SIZE = re.compile(rf"{_NUMBER} ?([KMGT]?)(i?B)?", re.IGNORECASE)
-#: Resources beside those that have keys of their own.
+#: Resources beside CPUs, memory and GPUs, which have keys of their own.
 OTHER_RESOURCES_MAX: Final = RESOURCES_MAX - len((CPUS, MEMORY, GPUS))
 
 #: TOML and JSON have lists. Python may pass tuples.
@@ -232,7 +232,7 @@ class Rate(Struct, frozen=True):
     """A number of tasks per unit of time."""
 
     tasks: int
-    #: One of the units of rates.
+    #: A unit of rates.
     unit: str
 
     @property

@@ -83,7 +83,7 @@ class StreamReader:
         return client.output_page(self._name, self._offset, self._stream, count=count)
 
     def _split(self, page: Part) -> list[str]:
-        """Return the whole lines of a part. The last one is whole at the end of the attempt."""
+        """Return the whole lines of a part. The last line is whole at the end of the attempt."""
         self._offset += len(page.data)
         *whole, self._rest = (self._rest + page.data).split(b"\n")
         if not page.live and self._rest and self._offset >= page.bytes_total:
@@ -92,7 +92,7 @@ class StreamReader:
 
 
 class TaskPane(Vertical):
-    """The open task, if there is one."""
+    """The open task, if any."""
 
     def __init__(self, link: BrokerLink) -> None:
         super().__init__(id="task")
@@ -289,7 +289,7 @@ class Top(App[None]):
             except NoMatches:
                 if self.is_running:
                     raise
-                return  # widgets are removed one by one when it closes
+                return  # widgets are removed in turn when it closes
             seconds = _TICK_SECONDS if self._is_focused else _BLURRED_SECONDS
             try:
                 async with asyncio.timeout(seconds):
@@ -371,7 +371,7 @@ class Top(App[None]):
         self._wake.set()
 
     def _go(self, name: str, wanted: Filter) -> None:
-        """Show a screen. `Esc` returns to this one."""
+        """Show a screen. `Esc` returns to this screen."""
         if (name, wanted) != (self.shown, self._wanted):
             self._back = [*self._back[-_BACK_MAX:], (self.shown, self._wanted)]
         self.shown, self._wanted = name, wanted

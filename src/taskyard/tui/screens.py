@@ -38,7 +38,7 @@ STATE_STYLES: Final = {
     for name, one in design.STATES.items()
 }
 
-#: Counters that are left out if they are 0, so that the others fit a line.
+#: Counters that are left out if they are 0, so that the counters fit a line.
 _RARE: Final = ("delayed", "blocked", "cancelled")
 
 #: The order of counters: what moves first, what has ended last.
@@ -48,7 +48,7 @@ LANE_COLUMNS: Final = ("SERVICE", "LANE", "READY", "RUNNING", "OLDEST", "WHY", "
 WORKER_COLUMNS: Final = ("WORKER", "STATE", "SLOTS", "TASKS", "SEEN", "SERVICES", "FREE", "HOST")
 TASK_COLUMNS: Final = ("TASK", "STATE", "TRY", "SINCE", "DETAIL", "SERVICE", "LANE", "PRIORITY")
 
-#: Lanes are often host names. Longer ones are shortened.
+#: Lanes are often host names. Longer names are shortened.
 _LANE_WIDTH_MAX: Final = 24
 _NAME_WIDTH_MIN: Final = 16
 
@@ -74,7 +74,7 @@ def _escaped(character: str) -> str:
 def output_line(line: bytes) -> str:
     """Return a line that a program has printed. Tabs are kept as spaces."""
     text = line.decode(errors="backslashreplace").rstrip("\r").expandtabs(_TAB_WIDTH)
-    return one_line(text.rpartition("\r")[2])  # a progress bar has overwritten the rest
+    return one_line(text.rpartition("\r")[2])  # a progress bar has overwritten what was before
 
 
 def shortened(text: str, width: int) -> str:
@@ -134,7 +134,7 @@ def counters(counts: dict[str, int], width: int) -> Text:
 
 
 def facts(stats: View) -> Text:
-    """Return workers, pauses, and tasks that wait for failed ones."""
+    """Return workers, pauses, and tasks that wait for failed tasks."""
     line = Text(count(stats["workers"], "worker"), "dim")
     paused = ["everything"] if stats["paused"] else []
     paused += [_place(one["service"], one["lane"]) for one in stats["pauses"]]
@@ -172,7 +172,7 @@ def lane_key(service: str, lane: str) -> str:
 
 
 def lane_order(one: View) -> tuple[object, ...]:
-    """Sort waiting lanes first, and the one with the oldest task on top."""
+    """Sort waiting lanes first, and the lane with the oldest task on top."""
     return bool(one["leased"]), not one["ready"], one["oldest"] or 0.0, one["service"], one["lane"]
 
 
@@ -316,7 +316,7 @@ class Pace:
 
 
 class Screen:
-    """One table: what was found for a filter."""
+    """A table: what was found for a filter."""
 
     name: ClassVar[str]
     columns: ClassVar[tuple[str, ...]]
@@ -373,7 +373,7 @@ class LanesScreen(Screen):
         )
         return sorted(found, key=lane_order), len(found) >= _LANES_MAX
 
-    def _row(self, view: View, width: int, now: float) -> Row:  # noqa: ARG002  # as others
+    def _row(self, view: View, width: int, now: float) -> Row:  # noqa: ARG002  # as in every screen
         return lane_row(view, now)
 
     def opened(self, key: str) -> Filter:
@@ -391,7 +391,7 @@ class WorkersScreen(Screen):
         found = await self._link.ask("workers")
         return sorted(found, key=lambda one: str(one["name"])), False
 
-    def _row(self, view: View, width: int, now: float) -> Row:  # noqa: ARG002  # as others
+    def _row(self, view: View, width: int, now: float) -> Row:  # noqa: ARG002  # as in every screen
         return worker_row(view, width)
 
     def opened(self, key: str) -> Filter:
