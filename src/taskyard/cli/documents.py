@@ -618,8 +618,8 @@ class GuaranteeCounts(Document):
     stale_refused: int
 
 
-class PipelineHistoryDocument(JsonDocument, tag="pipeline history"):
-    """`pipeline history` of one state."""
+class StateHistory(Document):
+    """The tables of a state."""
 
     state: str
     out: str
@@ -632,19 +632,8 @@ class PipelineHistoryDocument(JsonDocument, tag="pipeline history"):
     complete: bool
 
 
-class StateHistory(Document):
-    """The tables of a state among several, with the fields of `pipeline history` of one state."""
-
-    state: str
-    out: str
-    row_last: int
-    parts: int
-    campaigns: int
-    complete: bool
-
-
-class PipelineHistoriesDocument(JsonDocument, tag="pipeline history"):
-    """`pipeline history` of several states."""
+class PipelineHistoryDocument(JsonDocument, tag="pipeline history"):
+    """`pipeline history`."""
 
     states: list[StateHistory]
 

@@ -15,12 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import click
-from msgspec import structs
 
 from taskyard.cli.commands import Command, LazyCommand, LazyGroup
 from taskyard.cli.documents import (
     PipelineFleetDocument,
-    PipelineHistoriesDocument,
     PipelineHistoryDocument,
     StateHistory,
 )
@@ -339,11 +337,7 @@ def _print_histories(cli_context: CliContext, made: list[StateHistory]) -> None:
             which = "this state" if len(made) == 1 else one.state
             cli_context.info(f"a broker is running on {which}: the tables end at its last export")
     if cli_context.as_json:
-        print_document(
-            PipelineHistoryDocument(**structs.asdict(made[0]))
-            if len(made) == 1
-            else PipelineHistoriesDocument(states=made)
-        )
+        print_document(PipelineHistoryDocument(states=made))
         return
     for one in made:
         if not (one.parts or one.campaigns):

@@ -285,34 +285,29 @@ def _choose_peer(context: click.Context, option: click.Parameter, given: str | N
     return _choose_listen(context, option, given)
 
 
-def _endpoint_option(command: CommandFunction, choose: Callable[..., str]) -> CommandFunction:
-    """Add --endpoint and -d."""
-    endpoint = click.option(
+def _endpoint_option(
+    choose: Callable[..., str],
+) -> Callable[[CommandFunction], CommandFunction]:
+    return click.option(
         "--endpoint",
         callback=choose,
         metavar="E",
         show_default=ENDPOINT,
         help="Endpoint of the server.",
     )
-    debug = click.option(
-        "-d",
-        "debug",
-        type=click.IntRange(min=0),
-        default=1,
-        metavar="N",
-        help="Verbosity: 0 prints errors and replies, 1 also events, 5 also summaries.",
-    )
-    return debug(endpoint(command))
 
 
-def _listen_option(command: CommandFunction) -> CommandFunction:
-    """Add --endpoint and -d, for the server."""
-    return _endpoint_option(command, _choose_listen)
+_listen_option = _endpoint_option(_choose_listen)
+_peer_option = _endpoint_option(_choose_peer)
 
-
-def _peer_option(command: CommandFunction) -> CommandFunction:
-    """Add --endpoint and -d, for a worker or client."""
-    return _endpoint_option(command, _choose_peer)
+_debug_option = click.option(
+    "-d",
+    "debug",
+    type=click.IntRange(min=0),
+    default=1,
+    metavar="N",
+    help="Verbosity: 0 prints errors and replies, 1 also events, 5 also summaries.",
+)
 
 
 @click.group(cls=Group, no_args_is_help=True)
@@ -325,6 +320,7 @@ def rr() -> None:
 
 
 @rr.command(epilog=example("rr server -d 1"))
+@_debug_option
 @_listen_option
 @click.pass_obj
 def server(cli_context: CliContext, endpoint: str, debug: int) -> None:
@@ -424,6 +420,7 @@ def _row(worker: dict[str, Any]) -> str:
 @rr.command(
     is_peer=True, epilog=example("rr worker -d 5", "rr worker --command 'count=wc -c' --slots 4")
 )
+@_debug_option
 @_peer_option
 @click.option(
     "--command",
@@ -533,6 +530,7 @@ def _parse_commands(given: Sequence[str]) -> dict[bytes, list[str]]:
 
 
 @rr.command(is_peer=True, epilog=example("rr client -d 1"))
+@_debug_option
 @_peer_option
 @click.pass_obj
 def client(cli_context: CliContext, endpoint: str, debug: int) -> None:

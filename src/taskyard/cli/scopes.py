@@ -1,14 +1,13 @@
 """Options that choose tasks, and the completion of names in a shell.
 
-The scripts are click's. They call `taskyard` with `COMPLETION_VARIABLE` set. Names come from the
-broker if it replies within `REPLY_SECONDS`. Completion never prints an error: a failure means no
-suggestions.
+The scripts are click's. They call `taskyard` with `COMPLETION_VARIABLE` set. Names come from a
+broker on this machine if it replies within `REPLY_SECONDS`. Completion never prints an error: a
+failure means no suggestions.
 """
 
 from __future__ import annotations
 
-import time
-from contextlib import closing, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from taskyard.cli.connection import ReadOnlyClient
     from taskyard.cli.options import CommandFunction
     from taskyard.core.events import Scope
-    from taskyard.net.keys import PeerKey
     from taskyard.wire.native.peer import Reply
 
 #: The most services that an error lists.
@@ -143,39 +141,18 @@ def _query(context: click.Context, build: Callable[[], bytes]) -> Any:  # noqa: 
 
 
 def _query_local(cli_context: CliContext, body: bytes) -> Reply | None:
-    """Send one request. `Client` would wait longer and is slow to import."""
+    """Send a request to a broker on this machine. `Client` would wait longer and imports slowly."""
     from taskyard.client import discovery  # noqa: PLC0415
+    from taskyard.net import options  # noqa: PLC0415
     from taskyard.wire.native.peer import Reply  # noqa: PLC0415
 
     settings = None if cli_context.state else cli_context.settings()
     location = discovery.locate(cli_context.brokers, cli_context.state, settings=settings)
     endpoint = location.endpoint()
-    if endpoint.startswith("ipc://") and "+" not in endpoint:
-        from taskyard.net import options  # noqa: PLC0415
-
-        answer = options.query_once(endpoint, body, int(REPLY_SECONDS * 1000))
-        return None if answer is None else Reply(answer)
-    return _query_tcp(endpoint, discovery.key_for(endpoint, cli_context.key), body)
-
-
-def _query_tcp(endpoint: str, key: PeerKey | None, body: bytes) -> Reply | None:
-    from taskyard.core.limits import SECOND_NS  # noqa: PLC0415
-    from taskyard.net import sockets  # noqa: PLC0415
-    from taskyard.net.poller import Poller  # noqa: PLC0415
-    from taskyard.wire.native.peer import Reply  # noqa: PLC0415
-
-    deadline = time.monotonic() + REPLY_SECONDS
-    with closing(sockets.connect(endpoint, key)) as wire:
-        poller = Poller()
-        poller.add(wire)
-        is_sent = False
-        while (left := deadline - time.monotonic()) > 0:
-            is_sent = is_sent or wire.send([b"", body])
-            poller.wait(int((left if is_sent else min(left, 0.005)) * SECOND_NS))
-            frames = wire.receive()
-            if frames is not None:
-                return Reply(frames[-1])
-    return None
+    if not endpoint.startswith("ipc://") or "+" in endpoint:
+        return None  # a key and a network take longer than a person waits
+    answer = options.query_once(endpoint, body, int(REPLY_SECONDS * 1000))
+    return None if answer is None else Reply(answer)
 
 
 service_option = click.option(

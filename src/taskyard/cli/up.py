@@ -8,12 +8,11 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -48,6 +47,7 @@ from taskyard.errors import (
     NoBroker,
     ProcessEnded,
     StateLocked,
+    TaskyardError,
     TimedOut,
     UserError,
 )
@@ -68,8 +68,6 @@ from taskyard.wire.pickled import PICKLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-Reply = TypeVar("Reply")
 
 logger = logging.getLogger("taskyard.up")
 
@@ -424,7 +422,7 @@ def _down(
     if _is_free(state, seconds):
         cli_context.info("stopped")
         return None
-    names = _reply_within(_NAMES_SECONDS, lambda: _leased_names(client)) or []
+    names = _leased_names(state)
     _stop_by_signal(cli_context, state)
     if not names:
         return None
@@ -439,18 +437,15 @@ def _down(
     )
 
 
-def _leased_names(client: InternalClient) -> list[str]:
+def _leased_names(state: Path) -> list[str]:
+    """Return the running tasks. Empty if the broker exits before it replies."""
     scope = Scope(states=(TaskState.LEASED,))
-    return [escape_line(full_name(task)) for task in client.tasks(scope)]
-
-
-def _reply_within(seconds: float, ask: Callable[[], Reply]) -> Reply | None:
-    """Return a reply, or None if the broker exits before it replies."""
-    answers: list[Reply] = []
-    thread = threading.Thread(target=lambda: answers.append(ask()), daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return answers[0] if answers else None
+    with (
+        suppress(TaskyardError),
+        InternalClient(state=state, timeout=_NAMES_SECONDS, report=_ignore_report) as client,
+    ):
+        return [escape_line(full_name(task)) for task in client.tasks(scope)]
+    return []
 
 
 def _is_free(state: Path, seconds: float) -> bool:
