@@ -98,7 +98,7 @@ def _setting_document(setting: Setting) -> ConfigSetting:
         key=key.path,
         value=None if value is None else key.kind.to_file(value),
         source=setting.origin.source.name.lower(),
-        place=setting.origin.place or None,
+        place=setting.origin.location or None,
         environment=key.environment,
         help=key.help,
     )

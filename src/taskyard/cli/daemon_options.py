@@ -268,7 +268,7 @@ def open_log(cli_context: CliContext, process: str) -> LogWriter:
 
 
 def log_level(cli_context: CliContext) -> str:
-    """Return the level by --log-level, -q, -v, the settings or the place of the log.
+    """Return the level by --log-level, -q, -v, the settings or where the log is.
 
     The settings are for daemons of their own. A supervisor gives its children the level.
     """

@@ -110,9 +110,9 @@ def print_lines(lines: list[ProofLine]) -> None:
         click.echo(f"  {line.what:<{wide}}  {line.figures}{mark}")
 
 
-def verdict(lines: list[ProofLine], place: str = "") -> str:
+def verdict(lines: list[ProofLine], where: str = "") -> str:
     broken = [line.what for line in lines if not line.passed]
-    return f"FAILED: {', '.join(broken)}{place}" if broken else "all checks passed"
+    return f"FAILED: {', '.join(broken)}{where}" if broken else "all checks passed"
 
 
 def _print(outcome: DemoResult, out: Path) -> None:

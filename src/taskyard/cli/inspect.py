@@ -235,7 +235,7 @@ def status(cli_context: CliContext, campaign: str | None) -> None:
     Also counts campaigns, services and workers.
     """
     with connect_read_only(cli_context) as broker:
-        stats, place_lines = broker.status(), _place_lines(cli_context, broker)
+        stats, address_lines = broker.status(), _address_lines(cli_context, broker)
         if campaign is not None:
             stats = _campaign_stats(stats, campaign)
     if cli_context.as_json and campaign is not None:
@@ -244,12 +244,12 @@ def status(cli_context: CliContext, campaign: str | None) -> None:
         print_view("status", stats)
     else:
         page = _page_address(cli_context)
-        lines = place_lines + _pair_lines((stats["health"] or {}).get("leader"))
+        lines = address_lines + _pair_lines((stats["health"] or {}).get("leader"))
         _print_status(stats, [*lines, f"page {page}"] if page else lines)
 
 
-def _place_lines(cli_context: CliContext, broker: ReadOnlyClient) -> list[str]:
-    """Return a line with the place of a broker that has several."""
+def _address_lines(cli_context: CliContext, broker: ReadOnlyClient) -> list[str]:
+    """Return a line with the address that answers, of a broker that has several."""
     endpoint = broker_location(cli_context).broker
     if endpoint is None or not has_places(endpoint):
         return []
@@ -282,27 +282,27 @@ def _pair_lines(leader: dict[str, Any] | None) -> list[str]:
     if leader is None:
         return []
     alone = "" if leader["standbys"] else ", no standby"
-    lines = [f"leader {_place_text(leader)}: epoch {leader['epoch']}{alone}"]
+    lines = [f"leader {_address_text(leader)}: epoch {leader['epoch']}{alone}"]
     for one in leader["standbys"]:
         rows, behind = format_count(one["rows_behind"], "row"), one["seconds_behind"]
         state = f"{rows} and {format_duration(behind)} behind"
         if one["last_seen_ago"] > leader["lease"]:
             state = f"silent for {format_duration(one['last_seen_ago'])}"
-        lines.append(f"standby {_place_text(one)}: {state}")
+        lines.append(f"standby {_address_text(one)}: {state}")
     return lines
 
 
-def _place_text(one: dict[str, Any]) -> str:
+def _address_text(one: dict[str, Any]) -> str:
     return escape_line(" ".join((one["host"], *one["endpoints"])))
 
 
-def _print_status(stats: dict[str, Any], places: list[str]) -> None:
+def _print_status(stats: dict[str, Any], addresses: list[str]) -> None:
     """Print a status, with lines about where the broker and its page are."""
     click.echo(format_counts(stats["counts"], stats.get("behind_failure", 0)))
     if "workers" not in stats:
         return
     click.echo(f"{format_count(stats['workers'], 'worker')}")
-    click.echo("".join(f"{line}\n" for line in places), nl=False)
+    click.echo("".join(f"{line}\n" for line in addresses), nl=False)
     if pauses := format_pauses(stats):
         click.echo(f"{pauses} (undo with `taskyard resume`)")
     for problem in problems_of(stats):

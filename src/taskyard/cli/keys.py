@@ -212,8 +212,8 @@ def _invite_hint(entry: KeyEntry, dialect: str, path: Path | None) -> str:
     if path is not None and joins:
         return f"taskyard join {shlex.quote(path.name)}"
     if Role.RELAY in entry.roles:
-        place = ",".join(["tcp://127.0.0.1:PORT"] * DIALECT_SIDES[dialect])
-        command = f"relay --listen {dialect}={place}"
+        address = ",".join(["tcp://127.0.0.1:PORT"] * DIALECT_SIDES[dialect])
+        command = f"relay --listen {dialect}={address}"
     elif dialect == "round-robin":
         command = f"rr {'worker' if is_worker else 'client'}"
     elif is_worker and dialect == "ping-pong":
@@ -333,12 +333,12 @@ def invited_endpoints(
 
 def _check_given(given: str, dialect: str, count: int) -> tuple[str, ...]:
     found = [endpoints.parse_places(one) for one in endpoints.split_endpoints(given)]
-    if not all(isinstance(place, endpoints.Tcp) for places in found for place in places):
+    if not all(isinstance(address, endpoints.Tcp) for addresses in found for address in addresses):
         raise UserError(f"--broker {given}: must be a TCP endpoint, as in tcp://HOST:PORT")
     if len(found) != count:
         wanted = "BACKEND,FRONTEND" if count > 1 else "one endpoint"
         raise UserError(f"--broker {given}: expected {wanted} of {dialect}")
-    return tuple("+".join(map(str, places)) for places in found)
+    return tuple("+".join(map(str, addresses)) for addresses in found)
 
 
 def _configured(settings: Settings, dialect: str) -> Iterator[OpenListener]:
@@ -348,28 +348,29 @@ def _configured(settings: Settings, dialect: str) -> Iterator[OpenListener]:
         if dialect != (name if section is None else section.dialect):
             continue
         identity = (section.identity or "") if section is not None else ""
-        for places in [found] if DIALECT_SIDES[dialect] > 1 else [(one,) for one in found]:
-            yield OpenListener(dialect, tuple(places), identity)
+        for addresses in [found] if DIALECT_SIDES[dialect] > 1 else [(one,) for one in found]:
+            yield OpenListener(dialect, tuple(addresses), identity)
 
 
 def _is_remote(listener: OpenListener) -> bool:
     """Return whether other machines reach all endpoints of a listener, whose ports are fixed."""
-    places = [endpoints.parse(one) for one in listener.endpoints]
+    addresses = [endpoints.parse(one) for one in listener.endpoints]
     return all(
-        isinstance(one, endpoints.Tcp) and one.port and endpoints.is_remote(one) for one in places
+        isinstance(one, endpoints.Tcp) and one.port and endpoints.is_remote(one)
+        for one in addresses
     )
 
 
 def _missing(listeners: Sequence[OpenListener]) -> str:
     if not listeners:
         return "no broker is running with such a listener, and the settings have none in [listen]"
-    places = ", ".join(dict.fromkeys(",".join(one.endpoints) for one in listeners))
-    return f"other machines can't reach {places}"
+    addresses = ", ".join(dict.fromkeys(",".join(one.endpoints) for one in listeners))
+    return f"other machines can't reach {addresses}"
 
 
-def _with_host(places: Sequence[str], host: str) -> str:
+def _with_host(addresses: Sequence[str], host: str) -> str:
     """Return endpoints with another host, joined by commas."""
-    found = (endpoints.parse(one) for one in places)
+    found = (endpoints.parse(one) for one in addresses)
     return ",".join(f"tcp://{host}:{one.port}" for one in found if isinstance(one, endpoints.Tcp))
 
 
@@ -420,8 +421,8 @@ def join(context: click.Context, file: str, *, yes: bool) -> object:
 def _command(invitation: Invitation, file: str) -> list[str]:
     """Return the command that an invitation is for. Raises `UserError`."""
     if Role.RELAY in invitation.roles:
-        place = GATEWAYS[invitation.dialect]
-        return ["relay", "--listen", f"{invitation.dialect}={place}", "--invite", file]
+        address = GATEWAYS[invitation.dialect]
+        return ["relay", "--listen", f"{invitation.dialect}={address}", "--invite", file]
     if Role.WORKER in invitation.roles and invitation.dialect == "round-robin":
         return ["rr", "worker", "--invite", file]
     if Role.WORKER in invitation.roles:

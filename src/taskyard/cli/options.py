@@ -387,8 +387,8 @@ _COMMON: Final = (
         metavar="URL",
         expose_value=False,
         callback=store_option("brokers"),
-        help="Endpoint of the broker. `+` joins the places of one broker. Commands that work with "
-        "several brokers take it several times, with a --key or --invite for each.",
+        help="Endpoint of the broker. `+` joins the endpoints of one broker. Commands that work "
+        "with several brokers take it several times, with a --key or --invite for each.",
     ),
     click.option(
         "--state",

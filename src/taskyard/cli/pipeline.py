@@ -104,7 +104,7 @@ states_option = click.option(
 )
 
 
-#: Commands that have another place.
+#: Commands that are not in this group.
 _SUGGESTIONS: dict[str, tuple[str, ...]] = {
     "load": ("`taskyard load --spark`",),
     "report": ("`taskyard report`",),
@@ -259,28 +259,28 @@ def history(  # noqa: PLR0913  # one for each option
         state_check.require_state(state)
     source.require_distinct(states)
     are_complete = [job.export(state) for state in states]
-    places = [out or str(state / TABLES_FOLDER) for state in states]
+    targets = [out or str(state / TABLES_FOLDER) for state in states]
     kept = timedelta(microseconds=keep / 1000)
     with ExitStack() as stack:
         jobs = []
-        for state, place in zip(states, places, strict=True):
-            jobs.append(job.HistoryJob(state, place, table_format=table_format, keep=kept))
+        for state, target in zip(states, targets, strict=True):
+            jobs.append(job.HistoryJob(state, target, table_format=table_format, keep=kept))
             stack.callback(jobs[-1].close)
-        local = [Path(place) for place in places if "://" not in place]
+        local = [Path(target) for target in targets if "://" not in target]
         results = _run_histories(cli_context, jobs, master, (states, local))
-    rows = zip(states, places, results, are_complete, strict=True)
+    rows = zip(states, targets, results, are_complete, strict=True)
     _print_histories(cli_context, [_state_history(*row) for row in rows])
 
 
 def _state_history(
     state: Path,
-    place: str,
+    target: str,
     result: HistoryResult,
     is_complete: bool,  # noqa: FBT001  # a row
 ) -> StateHistory:
     return StateHistory(
         state=str(state),
-        out=place,
+        out=target,
         row_last=result.last,
         parts=result.parts,
         campaigns=result.campaigns,

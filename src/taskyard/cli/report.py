@@ -211,8 +211,8 @@ def make_report(  # noqa: PLR0913  # options of a command
         files = _find(cli_context, location, scratch, tables)
         chosen = job.find_campaign(files, campaign)
         if compare is not None:
-            known, place = chosen.campaigns, scratch / "earlier"
-            chosen.earlier = find_earlier(compare, chosen.campaign, known, place)
+            known, directory = chosen.campaigns, scratch / "earlier"
+            chosen.earlier = find_earlier(compare, chosen.campaign, known, directory)
         size = chosen.size_bytes
         is_short = size <= session.SMALL_BYTES
         conf = session.settings_for_history(master, size)
@@ -459,9 +459,9 @@ def _workload(
 
     found = []
     for number, one in enumerate(files):
-        place = scratch / str(number)
-        place.mkdir(parents=True, exist_ok=True)
-        found.append(make_tables(tune_session(spark, one.size_bytes), one, place))
+        directory = scratch / str(number)
+        directory.mkdir(parents=True, exist_ok=True)
+        found.append(make_tables(tune_session(spark, one.size_bytes), one, directory))
     return sweep.workload_from_tables(spark, found, campaign)
 
 

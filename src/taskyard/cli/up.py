@@ -361,7 +361,7 @@ def _ignore_report(_report: str) -> None:
 
 
 def _last_line(log: Path, offset: int) -> str:
-    """Return the last message since a place in the log."""
+    """Return the last message since an offset in the log."""
     with log.open("rb") as file:
         file.seek(offset if offset <= os.fstat(file.fileno()).st_size else 0)
         lines = file.read().decode(errors="backslashreplace").split("\n")

@@ -462,8 +462,8 @@ def _connect_lower(
     is_directory = "://" not in target
     broker = endpoints.native_endpoint(Path(target)) if is_directory else target
     broker = endpoints.peer_endpoint(broker)
-    places = {place for one in found for place in endpoints.parse_places(one)}
-    if places.intersection(endpoints.parse_places(broker)):
+    addresses = {address for one in found for address in endpoints.parse_places(one)}
+    if addresses.intersection(endpoints.parse_places(broker)):
         raise UserError(f"--forward-to {target}: the worker's own broker")
     return process.connect_lower(
         broker, values.forward_key, values.forward_as, found[0], cli_context.info

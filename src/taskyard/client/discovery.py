@@ -107,7 +107,7 @@ def configured_invitation(settings: Settings) -> Invitation | None:
 
     if isinstance(place, Path):
         return invitations.read(str(place))
-    return invitations.read_line(settings.all["broker.invite"].origin.place, place.reveal())
+    return invitations.read_line(settings.all["broker.invite"].origin.location, place.reveal())
 
 
 def peer_endpoints(broker: Brokers) -> tuple[str, ...]:

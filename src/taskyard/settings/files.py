@@ -58,7 +58,7 @@ class Document(Struct, frozen=True):
         lengths = range(len(path), 0, -1)
         return next((self.lines[path[:n]] for n in lengths if path[:n] in self.lines), 0)
 
-    def place(self, *path: str) -> str:
+    def location(self, *path: str) -> str:
         """Return `FILE:LINE` of a key, or `FILE`."""
         line = self.line(*path)
         return f"{self.file}:{line}" if line else str(self.file)

@@ -1,6 +1,6 @@
 """The table of settings: a class for each section, and for each key its kind, default and help.
 
-The only place where a key is defined. The loader, `taskyard config`, and the docs with the JSON
+The only module that defines keys. The loader, `taskyard config`, and the docs with the JSON
 Schema for editors use it.
 """
 

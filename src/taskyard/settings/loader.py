@@ -67,14 +67,14 @@ class Source(IntEnum):
 
 
 class Origin(Struct, frozen=True):
-    """Where one value came from, with its place."""
+    """Where one value came from, with its location."""
 
     source: Source
     #: `taskyard.toml:3`, `TASKYARD_STATE`, `--state`. Empty for a default.
-    place: str = ""
+    location: str = ""
 
     def __str__(self) -> str:
-        return self.place or self.source.name.lower()
+        return self.location or self.source.name.lower()
 
 
 class Setting(NamedTuple):
@@ -300,8 +300,8 @@ class _Loader:
         setting = Setting(key, key.default, Origin(Source.DEFAULT))
         if key.path == "broker.state":
             state = files.find_state()  # perhaps of a parent directory
-            place = "parent directory" if state.is_absolute() else ""
-            setting = Setting(key, state, Origin(Source.DEFAULT, place))
+            location = "parent directory" if state.is_absolute() else ""
+            setting = Setting(key, state, Origin(Source.DEFAULT, location))
         for origin, raw in self._given(key):
             try:
                 value = key.kind.read(raw)
@@ -319,7 +319,7 @@ class _Loader:
         path = _path_of(key)
         raw = self._raw(*path)
         if raw is not None and not (key.section == LISTEN and isinstance(raw, dict)):
-            yield Origin(Source.FILE, self._document.place(*path)), raw
+            yield Origin(Source.FILE, self._document.location(*path)), raw
         if text := self._environment.get(key.environment):
             yield Origin(Source.ENVIRONMENT, key.environment), key.kind.from_text(text)
         if key.path in self._flags:
@@ -372,15 +372,15 @@ class _Loader:
                 self._add_problem(f"{what}, which is used (remove one)", SERVICE, name)
 
     def _blame(self, setting: Setting, reason: str) -> None:
-        """Add a problem about a value, at its place."""
+        """Add a problem about a value, where it was set."""
         in_file = setting.origin.source is Source.FILE
         line = self._document.line(*_path_of(setting.key)) if in_file else _NO_LINE
-        self._problems.append((line, f"{setting.origin.place}: {reason}"))
+        self._problems.append((line, f"{setting.origin.location}: {reason}"))
 
     def _add_problem(self, reason: str, *path: str) -> None:
         """Add a problem about a section or key of the file."""
         self._problems.append(
-            (self._document.line(*path), f"{self._document.place(*path)}: {reason}")
+            (self._document.line(*path), f"{self._document.location(*path)}: {reason}")
         )
 
 

@@ -294,7 +294,7 @@ def read_host_port(value: object) -> str:
 LANE: Final = "{lane}"
 SERVICE: Final = "{service}"
 
-PLACE: Final = re.compile(r"\{\{|\}\}|\{lane\}|\{service\}")
+PLACEHOLDER: Final = re.compile(r"\{\{|\}\}|\{lane\}|\{service\}")
 _FIELD: Final = re.compile(r"\{[\w.-]+(?: [\w.-]+)*\}")
 
 
@@ -317,23 +317,23 @@ def read_command(value: object) -> tuple[str, ...]:
 def command_problem(words: Sequence[str]) -> str | None:
     """Return what is wrong with the braces in a command; None: nothing."""
     for word in words:
-        rest = PLACE.sub("", word)
+        rest = PLACEHOLDER.sub("", word)
         if "{" in rest or "}" in rest:
             known = f"{LANE} and {SERVICE}"
             return f"{word!r} has other braces than {known} (write {{{{ and }}}} for a brace)"
-    if LANE in places(words[0]):
+    if LANE in placeholders(words[0]):
         return f"{words[0]!r} has {LANE} in the program, which clients would choose then"
-    for place, script in scripts_in(words).items():
-        if LANE in places(words[place]):
+    for index, script in scripts_in(words).items():
+        if LANE in placeholders(words[index]):
             hint = script.hint.replace("{}", LANE)
             what = f"{LANE} in the script of {script.program}, which clients would write then"
-            return f"{words[place]!r} has {what} ({hint})"
+            return f"{words[index]!r} has {what} ({hint})"
     return None
 
 
-def places(word: str) -> list[str]:
+def placeholders(word: str) -> list[str]:
     """Return the placeholders and doubled braces in a word."""
-    return PLACE.findall(word)
+    return PLACEHOLDER.findall(word)
 
 
 def read_template(value: object) -> str:

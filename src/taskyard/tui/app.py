@@ -224,10 +224,10 @@ class RowTable(DataTable[Text]):
         self.clear()
         for row_key, cells in rows:
             self.add_row(*cells, key=row_key)
-        place = keys.index(key) if key in keys else min(number, len(rows) - 1)
-        if known and place > 0:
+        row = keys.index(key) if key in keys else min(number, len(rows) - 1)
+        if known and row > 0:
             self.scroll_to(y=scroll, animate=False)
-            self.move_cursor(row=place)
+            self.move_cursor(row=row)
 
 
 class Top(App[None]):
