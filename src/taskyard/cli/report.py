@@ -401,7 +401,8 @@ def sweep(cli_context: CliContext, *, options: SweepOptions) -> None:
     beside = options.out or (location.directories[0] if location else Path.cwd())
     with session.scratch_directory(master, beside) as scratch:
         files = _find_swept(location, scratch, options.campaign)
-        of_file = None if files else workload_of_file(options.file, options.run_time)
+        file = options.file
+        of_file = None if file is None else workload_of_file(file, options.run_time)
         conf = session.settings_for_history(master, sum(one.size_bytes for one in files))
         with (
             StageProgress(cli_context, starting_text(master), counts="") as progress,

@@ -8,7 +8,7 @@ failure means no suggestions.
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import click
 from msgspec import Struct
@@ -234,7 +234,7 @@ def scope_options(command: CommandFunction) -> CommandFunction:
         campaign_option,
     ):
         found = option(found)
-    return found
+    return cast("CommandFunction", found)
 
 
 only_option = click.option(
