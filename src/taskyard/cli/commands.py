@@ -156,14 +156,15 @@ class Group(_WithCommonOptions, click.Group):
 
 
 def usage_text(error: click.ClickException) -> str:
-    """Return a usage error of click as `COMMAND: problem (see ...)`, in one line."""
+    """Return a usage error of click as `COMMAND: problem (hint)`, in one line."""
     context = error.ctx if isinstance(error, click.UsageError) else None
     text = _problem(error)
     if context is None:
         return text
     path = context.command_path.removeprefix("taskyard").strip()
     subject = f"{path}: " if path else ""
-    return f"{subject}{text} (see `{context.command_path} --help`)"
+    hint = "" if text.endswith("?)") else f" (see `{context.command_path} --help`)"
+    return f"{subject}{text}{hint}"
 
 
 def _problem(error: click.ClickException) -> str:
@@ -432,7 +433,9 @@ COMMANDS: dict[str, LazyCommand] = {
     "down": LazyCommand(
         "taskyard.cli.up:down", "Stop the broker and workers of a state directory."
     ),
-    "join": LazyCommand("taskyard.cli.keys:join", "Start what an invitation is for."),
+    "join": LazyCommand(
+        "taskyard.cli.keys:join", "Start what an invitation is for: a worker or a gateway."
+    ),
     "wait": LazyCommand("taskyard.cli.wait:wait", "Wait until tasks have settled."),
     "watch": LazyCommand("taskyard.cli.task_list:watch", "Print events as they happen."),
     "status": LazyCommand("taskyard.cli.inspect:status", "Count the tasks in each state."),

@@ -10,31 +10,12 @@ import click
 from msgspec import Struct, structs
 
 from taskyard.campaign.task_spec import BACKOFF_NS, KEYS
+from taskyard.cli import documents, scopes
 from taskyard.cli.commands import Command
 from taskyard.cli.connection import connect_client
-from taskyard.cli.documents import (
-    CancelDocument,
-    DrainDocument,
-    EditDocument,
-    FailoverDocument,
-    PauseDocument,
-    ResumeDocument,
-    RetryDocument,
-)
 from taskyard.cli.format import escape_line, format_count
 from taskyard.cli.options import CliContext, gathered
 from taskyard.cli.output import example, print_document
-from taskyard.cli.scopes import (
-    STATE_FLAGS,
-    TaskChoice,
-    check_campaign,
-    complete_lane,
-    complete_name,
-    complete_service,
-    only_option,
-    scope_options,
-    service_of_lane,
-)
 from taskyard.cli.task_list import list_tasks
 from taskyard.cli.task_options import TaskKey
 from taskyard.core.events import Scope
@@ -63,9 +44,11 @@ def _command(*examples: str) -> Callable[[Callable[..., object]], Command]:
     """Return a decorator that makes a command with the arguments and options that choose tasks."""
 
     def make(function: Callable[..., object]) -> Command:
-        name = click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_name)
+        name = click.argument(
+            "names", nargs=-1, metavar="[NAME]...", shell_complete=scopes.complete_name
+        )
         return click.command(cls=Command, like=list_tasks, most=_MOST, epilog=example(*examples))(
-            name(scope_options(click.pass_obj(function)))
+            name(scopes.scope_options(click.pass_obj(function)))
         )
 
     return make
@@ -79,7 +62,7 @@ _MOST: Final = (
 
 
 @_command("retry fetch-a", "retry --campaign thumbs --failed", "retry --service smtp --lane a.org")
-def retry(cli_context: CliContext, /, names: tuple[str, ...], *, chosen: TaskChoice) -> None:
+def retry(cli_context: CliContext, /, names: tuple[str, ...], *, chosen: scopes.TaskChoice) -> None:
     """Retry failed tasks, and make delayed tasks due.
 
     Choose tasks by name, or by options: then all tasks that match every option. --failed alone
@@ -91,7 +74,7 @@ def retry(cli_context: CliContext, /, names: tuple[str, ...], *, chosen: TaskCho
     with _connected(cli_context, names, chosen) as (client, targets):
         retried = client.retry(targets)
     if cli_context.as_json:
-        print_document(RetryDocument(retried=retried))
+        print_document(documents.RetryDocument(retried=retried))
     elif retried:
         click.echo(f"retried {format_count(retried, 'task')}")
     else:
@@ -103,13 +86,13 @@ def retry(cli_context: CliContext, /, names: tuple[str, ...], *, chosen: TaskCho
     "--all", "all_tasks", is_flag=True, help="Every unfinished or failed task. Needs --yes."
 )
 @click.option("--yes", is_flag=True, help="Confirm --all.")
-@only_option
+@scopes.only_option
 def cancel(
     cli_context: CliContext,
     /,
     names: tuple[str, ...],
     *,
-    chosen: TaskChoice,
+    chosen: scopes.TaskChoice,
     all_tasks: bool,
     yes: bool,
 ) -> None:
@@ -123,11 +106,11 @@ def cancel(
             raise UserError("--all excludes names and other options")
         if not yes:
             raise UserError("--all: cancels every task of the broker (confirm with --yes)")
-        chosen = TaskChoice(only=_UNSETTLED_STATES)
+        chosen = scopes.TaskChoice(only=_UNSETTLED_STATES)
     with _connected(cli_context, names, chosen) as (client, targets):
         cancelled = client.cancel(targets)
     if cli_context.as_json:
-        print_document(CancelDocument(cancelled=cancelled))
+        print_document(documents.CancelDocument(cancelled=cancelled))
     elif cancelled:
         click.echo(f"cancelled {format_count(cancelled, 'task')}")
     else:
@@ -136,7 +119,7 @@ def cancel(
 
 @contextmanager
 def _connected(
-    cli_context: CliContext, names: tuple[str, ...], chosen: TaskChoice
+    cli_context: CliContext, names: tuple[str, ...], chosen: scopes.TaskChoice
 ) -> Iterator[tuple[InternalClient, Sequence[str] | Scope]]:
     """Yield a client, and the chosen tasks as full names or as a scope.
 
@@ -144,15 +127,15 @@ def _connected(
     campaigns. A lane without a service gets the only service that has it.
     """
     if names and chosen.is_given:
-        raise UserError(f"names exclude options ({STATE_FLAGS})")
+        raise UserError(f"names exclude options ({scopes.STATE_FLAGS})")
     if not names and not chosen.is_given:
-        raise UserError(f"no tasks chosen (give names or {STATE_FLAGS})")
+        raise UserError(f"no tasks chosen (give names or {scopes.STATE_FLAGS})")
     with connect_client(cli_context) as client:
         if names:
             yield client, tuple(client.resolve(names))
             return
-        check_campaign(client, chosen.campaign)
-        service = service_of_lane(client, chosen.lane, chosen.service)
+        scopes.check_campaign(client, chosen.campaign)
+        service = scopes.service_of_lane(client, chosen.lane, chosen.service)
         yield client, structs.replace(chosen, service=service).scope()
 
 
@@ -222,13 +205,13 @@ class TaskChanges(Struct, frozen=True):
     "--to-lane",
     metavar="LANE",
     help="Move the tasks to this lane. '' is the open lane.",
-    shell_complete=complete_lane,
+    shell_complete=scopes.complete_lane,
 )
 @click.option(
     "--to-service",
     metavar="SERVICE",
     help="Move the tasks to this service.",
-    shell_complete=complete_service,
+    shell_complete=scopes.complete_service,
 )
 @gathered(TaskChanges, "changes")
 def edit(
@@ -236,7 +219,7 @@ def edit(
     /,
     names: tuple[str, ...],
     *,
-    chosen: TaskChoice,
+    chosen: scopes.TaskChoice,
     changes: TaskChanges,
 ) -> None:
     """Change the priority, limits, lane or service of tasks that wait.
@@ -266,7 +249,7 @@ def edit(
         if changes.expiry == _NOW:
             ended = max(0, ended - edited)  # expired tasks have failed
     if cli_context.as_json:
-        print_document(EditDocument(edited=edited, leased=leased, ended=ended))
+        print_document(documents.EditDocument(edited=edited, leased=leased, ended=ended))
         return
     click.echo(f"edited {format_count(edited, 'task')}")
     if leased and not cli_context.quiet:
@@ -332,7 +315,7 @@ def drain(cli_context: CliContext, names: tuple[str, ...], *, every_worker: bool
     with connect_client(cli_context) as client:
         drained = client.drain() if every_worker else _drain(client, names)
     if cli_context.as_json:
-        print_document(DrainDocument(drained=drained))
+        print_document(documents.DrainDocument(drained=drained))
     else:
         leaving = ", the broker exits when no task is running" if every_worker else ""
         click.echo(f"drained {format_count(drained, 'worker')}{leaving}")
@@ -362,7 +345,7 @@ def failover(cli_context: CliContext, *, force: bool) -> None:
     with connect_client(cli_context) as client:
         epoch = client.failover(force=force)
     if cli_context.as_json:
-        print_document(FailoverDocument(epoch=epoch))
+        print_document(documents.FailoverDocument(epoch=epoch))
     else:
         click.echo(f"epoch {epoch} ends, the standby takes over")
 
@@ -374,10 +357,10 @@ def _pause_options(command: CommandFunction) -> CommandFunction:
             "--lane",
             metavar="LANE",
             help="Lane of the service.",
-            shell_complete=complete_lane,
+            shell_complete=scopes.complete_lane,
         ),
         click.option(
-            "--service", metavar="SERVICE", help="Service.", shell_complete=complete_service
+            "--service", metavar="SERVICE", help="Service.", shell_complete=scopes.complete_service
         ),
     ):
         command = option(command)
@@ -432,7 +415,7 @@ def _pause_or_resume(
         act(service, lane)
         stats = client.status()
     if cli_context.as_json:
-        kind = PauseDocument if verb == "pause" else ResumeDocument
+        kind = documents.PauseDocument if verb == "pause" else documents.ResumeDocument
         print_document(kind(paused=stats["paused"], pauses=stats["pauses"]))
     else:
         click.echo(format_pauses(stats) or "nothing is paused")
@@ -442,7 +425,7 @@ def _service_of_lane(client: InternalClient, lane: str | None) -> str | None:
     """Return the service that has the lane."""
     if lane is None:
         return None
-    found = service_of_lane(client, lane, None)
+    found = scopes.service_of_lane(client, lane, None)
     if found is None:
         raise UnknownName(f"unknown lane {lane!r} (give its --service)", lane)
     return found

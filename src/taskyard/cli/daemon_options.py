@@ -24,19 +24,7 @@ from taskyard.cli.options import (
 )
 from taskyard.errors import UnusableEndpoint, UserError
 from taskyard.net import endpoints
-from taskyard.process.logs import (
-    FORMATS,
-    LEVELS,
-    LineFormatter,
-    LogWriter,
-    RotatedFile,
-    Rotation,
-    StderrSink,
-    captured_stderr,
-    level_number,
-    start_log,
-    stop_log,
-)
+from taskyard.process import logs
 from taskyard.process.machine import Machine, this_machine, usable_cores
 from taskyard.settings import kinds
 from taskyard.settings.files import InvalidSettings
@@ -215,7 +203,7 @@ def read_store(store: str) -> str:
 _LOG_OPTIONS: Final = (
     click.option(
         "--log-format",
-        type=click.Choice(FORMATS),
+        type=click.Choice(logs.FORMATS),
         cls=SettingOption,
         envvar="TASKYARD_LOG_FORMAT",
         expose_value=False,
@@ -224,7 +212,7 @@ _LOG_OPTIONS: Final = (
     ),
     click.option(
         "--log-level",
-        type=click.Choice(LEVELS),
+        type=click.Choice(logs.LEVELS),
         cls=SettingOption,
         envvar="TASKYARD_LOG_LEVEL",
         expose_value=False,
@@ -252,18 +240,20 @@ def log_options(command: CommandFunction) -> CommandFunction:
     return command
 
 
-def open_log(cli_context: CliContext, process: str) -> LogWriter:
+def open_log(cli_context: CliContext, process: str) -> logs.LogWriter:
     """Start the log of this process. It ends with the command, before its error is printed."""
     settings = cli_context.settings().log
     log_format = cli_context.log_format or settings.format
-    formatter = LineFormatter(process, as_json=log_format == "json")
+    formatter = logs.LineFormatter(process, as_json=log_format == "json")
     path = cli_context.log_file
-    rotation = Rotation(settings.size_bytes, settings.files)
-    writer = LogWriter(formatter, StderrSink() if path is None else RotatedFile(path, rotation))
-    start_log(writer, level_number(log_level(cli_context)))
+    rotation = logs.Rotation(settings.size_bytes, settings.files)
+    writer = logs.LogWriter(
+        formatter, logs.StderrSink() if path is None else logs.RotatedFile(path, rotation)
+    )
+    logs.start_log(writer, logs.level_number(log_level(cli_context)))
     if path is not None or log_format == "json":
         cli_context.log_info = logging.getLogger("taskyard.daemon").info
-    click.get_current_context().call_on_close(lambda: stop_log(writer))
+    click.get_current_context().call_on_close(lambda: logs.stop_log(writer))
     return writer
 
 
@@ -287,12 +277,12 @@ def log_arguments(cli_context: CliContext) -> list[str]:
 
 
 @contextmanager
-def children_logged(cli_context: CliContext, writer: LogWriter) -> Iterator[None]:
+def children_logged(cli_context: CliContext, writer: logs.LogWriter) -> Iterator[None]:
     """Take the stderr of later children into the log file, if any."""
     if cli_context.log_file is None:
         yield
         return
-    with captured_stderr(writer, cli_context.log_file):
+    with logs.captured_stderr(writer, cli_context.log_file):
         yield
 
 

@@ -14,18 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
+from taskyard.cli import documents, scopes
 from taskyard.cli.commands import Command
 from taskyard.cli.connection import broker_location, connect_read_only
 from taskyard.cli.control import format_pauses
-from taskyard.cli.documents import (
-    CampaignStatusDocument,
-    LanesDocument,
-    ServiceRow,
-    ServiceRule,
-    ServicesDocument,
-    WhyDocument,
-    WorkersDocument,
-)
 from taskyard.cli.format import (
     escape_line,
     escape_pattern,
@@ -44,16 +36,6 @@ from taskyard.cli.output import (
     print_view,
 )
 from taskyard.cli.progress import format_counts
-from taskyard.cli.scopes import (
-    OnceOption,
-    campaign_option,
-    complete_campaign,
-    complete_lane,
-    complete_name,
-    complete_service,
-    service_of_lane,
-    service_option,
-)
 from taskyard.cli.wait import (
     FAILURES_LISTED_MAX,
     SLOWEST_SEARCHED_MAX,
@@ -84,20 +66,22 @@ _STATUS_ROWS_MAX: Final = 20
         "why --service smtp --lane a.org",
     ),
 )
-@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_name)
-@click.option("--lane", metavar="LANE", help="Explain this lane.", shell_complete=complete_lane)
+@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=scopes.complete_name)
+@click.option(
+    "--lane", metavar="LANE", help="Explain this lane.", shell_complete=scopes.complete_lane
+)
 @click.option(
     "--service",
     metavar="SERVICE",
     help="Service of the lane. Without --lane, explain all its lanes.",
-    shell_complete=complete_service,
+    shell_complete=scopes.complete_service,
 )
 @click.option(
     "--campaign",
-    cls=OnceOption,
+    cls=scopes.OnceOption,
     metavar="NAME",
     help="Explain the failures of this campaign, and name its slowest tasks.",
-    shell_complete=complete_campaign,
+    shell_complete=scopes.complete_campaign,
 )
 @click.pass_obj
 def why(
@@ -122,7 +106,7 @@ def why(
         stats = [broker.explain(name) for name in broker.resolve(names)] if names else []
         found = [] if names else _find_lanes(broker, lane, service)
     if cli_context.as_json:
-        print_document(WhyDocument(tasks=stats, lanes=found))
+        print_document(documents.WhyDocument(tasks=stats, lanes=found))
         return
     for one in stats:
         click.echo(f"{escape_line(full_name(one))}: {escape_line(one['sentence'])}")
@@ -144,7 +128,7 @@ def _explain_campaign(cli_context: CliContext, campaign: str) -> None:
         failures = [broker.explain(name) for name in names]
         slowest = slowest_tasks(broker, scope) if total <= SLOWEST_SEARCHED_MAX else []
     if cli_context.as_json:
-        print_document(WhyDocument(tasks=failures, lanes=[], slowest=slowest))
+        print_document(documents.WhyDocument(tasks=failures, lanes=[], slowest=slowest))
         return
     click.echo(f"campaign {escape_line(campaign)}: {format_counts(counts)}")
     for one in failures:
@@ -162,7 +146,7 @@ def _find_lanes(
     broker: ReadOnlyClient, lane: str | None, service: str | None
 ) -> list[dict[str, Any]]:
     """Return a lane, or all lanes of a service."""
-    meant = service_of_lane(broker, lane, service)
+    meant = scopes.service_of_lane(broker, lane, service)
     found = [*broker.lanes(meant, None if lane is None else escape_pattern(lane))]
     if not found:
         what = "lanes" if lane is None else f"lane {escape_line(lane)}"
@@ -184,7 +168,7 @@ def workers(cli_context: CliContext) -> None:
     with connect_read_only(cli_context) as broker:
         found = broker.workers()
     if cli_context.as_json:
-        print_document(WorkersDocument(workers=found))
+        print_document(documents.WorkersDocument(workers=found))
         return
     if not found and not cli_context.quiet:
         click.echo("no workers (start one with `taskyard worker`)", err=True)
@@ -227,7 +211,7 @@ def _tasks_text(tasks: int, waiting: int) -> str:
 
 
 @click.command(cls=Command, epilog=example("status", "status --campaign thumbs --json"))
-@campaign_option
+@scopes.campaign_option
 @click.pass_obj
 def status(cli_context: CliContext, campaign: str | None) -> None:
     """Count the tasks in each state.
@@ -239,7 +223,7 @@ def status(cli_context: CliContext, campaign: str | None) -> None:
         if campaign is not None:
             stats = _campaign_stats(stats, campaign)
     if cli_context.as_json and campaign is not None:
-        print_document(CampaignStatusDocument(campaign=campaign, counts=stats["counts"]))
+        print_document(documents.CampaignStatusDocument(campaign=campaign, counts=stats["counts"]))
     elif cli_context.as_json:
         print_view("status", stats)
     else:
@@ -352,7 +336,7 @@ _RULES_LISTED_MAX: Final = 2
 @click.command(
     cls=Command, epilog=example("lanes", "lanes --service smtp --waiting", "lanes --lane '*.org'")
 )
-@service_option
+@scopes.service_option
 @click.option(
     "--lane", "pattern", metavar="GLOB", help="Only lanes that match this pattern, as in '*.org'."
 )
@@ -379,7 +363,7 @@ def lanes(
     shown = found[:ROWS_SHOWN] if is_limited else found
     more = len(found) - len(shown)
     if cli_context.as_json:
-        print_document(LanesDocument(lanes=shown, more=more))
+        print_document(documents.LanesDocument(lanes=shown, more=more))
         return
     if not found:
         cli_context.info(
@@ -460,7 +444,7 @@ def services(cli_context: CliContext) -> None:
         lanes = _by_service(broker.lanes())
         found = [_service(one, stats, workers, lanes) for one in stats["services"]]
     if cli_context.as_json:
-        print_document(ServicesDocument(services=found, paused=stats["paused"]))
+        print_document(documents.ServicesDocument(services=found, paused=stats["paused"]))
         return
     if not found and not cli_context.quiet:
         click.echo("no services: no task was submitted and no worker has connected", err=True)
@@ -486,11 +470,11 @@ def _service(
     stats: dict[str, Any],
     workers: list[dict[str, Any]],
     lanes: dict[str, list[dict[str, Any]]],
-) -> ServiceRow:
+) -> documents.ServiceRow:
     """Return a service with its slots, its pauses and the sums over its lanes."""
     own = [worker for worker in workers if one["name"] in worker["services"]]
     paused = [pause["lane"] for pause in stats["pauses"] if pause["service"] == one["name"]]
-    row = ServiceRow(
+    row = documents.ServiceRow(
         **{field: one[field] for field in Service.__struct_fields__},
         slots=sum(worker["slots"] for worker in own),
         slots_used=sum(worker["slots_used"] for worker in own),
@@ -511,7 +495,7 @@ def _lane_totals(lanes: list[dict[str, Any]]) -> dict[str, Any]:
     reasons = Counter(one["reason"] for one in lanes)
     return {
         "lanes": len(lanes),
-        "rules": [ServiceRule(name=name, limit=limit) for name, limit in limits.items()],
+        "rules": [documents.ServiceRule(name=name, limit=limit) for name, limit in limits.items()],
         "oldest": min(oldest, default=None),
         "next_due": min(due, default=None),
         "reasons": dict(reasons.most_common()),
@@ -531,7 +515,7 @@ def _why(lanes: list[dict[str, Any]], reasons: Counter[str]) -> str:
     )
 
 
-def _service_row(one: ServiceRow, now: float) -> tuple[object, ...]:
+def _service_row(one: documents.ServiceRow, now: float) -> tuple[object, ...]:
     counts: dict[str, int] = msgspec.to_builtins(one.counts)
     tasks = sum(number for state, number in counts.items() if state not in _ENDED)
     return (

@@ -397,13 +397,15 @@ GATEWAYS: Final = {
 @click.option("--yes", is_flag=True, help="Start a worker without a question.")
 @click.pass_context
 def join(context: click.Context, file: str, *, yes: bool) -> object:
-    """Start what an invitation is for.
+    """Start what an invitation is for: a worker or a gateway.
 
-    A worker, which runs what the broker sends with your rights. Or a gateway, to which programs of
-    the invitation's dialect connect on this machine as they are, on the dialect's usual port.
-    Gateways listen on loopback only. On the broker's machine, `taskyard keys invite worker NAME`
-    makes an invitation of a worker, `taskyard keys invite --for DIALECT NAME` that of a gateway,
-    and `taskyard keys revoke NAME` ends it.
+    A worker runs what the broker sends with your rights, so it asks first. A gateway serves
+    unmodified programs of the invitation's dialect on this machine: they connect to the dialect's
+    usual port on loopback.
+
+    On the broker's machine, `taskyard keys invite worker NAME` makes an invitation of a worker, and
+    `taskyard keys invite --for DIALECT NAME` an invitation of a gateway. `taskyard keys revoke
+    NAME` ends it.
     """
     cli_context: CliContext = context.obj
     invitation = invitations.read(file)

@@ -14,15 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from taskyard import __version__
-from taskyard.cli.documents import (
-    ComparedFigure,
-    GuaranteeCounts,
-    PipelineReportDocument,
-    PipelineSweepDocument,
-    ReportBroker,
-    ReportComparison,
-    SweepPoint,
-)
+from taskyard.cli import documents
 from taskyard.cli.options import DURATION, CliContext, gathered
 from taskyard.cli.output import example, print_document, print_table
 from taskyard.cli.pipeline import (
@@ -266,13 +258,13 @@ def _print_result(cli_context: CliContext, path: Path, facts: ReportSummary) -> 
 
     guarantees = facts.guarantees
     if cli_context.as_json:
-        document = PipelineReportDocument(
+        document = documents.PipelineReportDocument(
             page=str(path),
             tables=str(path.parent / "tables"),
             campaign=facts.campaign,
             summary=sentences(facts),
             makespan_ns=facts.makespan_ns,
-            guarantees=msgspec.convert(guarantees, GuaranteeCounts, from_attributes=True),
+            guarantees=msgspec.convert(guarantees, documents.GuaranteeCounts, from_attributes=True),
             sound=guarantees.is_clean,
             brokers=[_broker_document(one) for one in facts.brokers],
             comparison=None if facts.comparison is None else _comparison(facts.comparison),
@@ -291,25 +283,26 @@ def _print_result(cli_context: CliContext, path: Path, facts: ReportSummary) -> 
     click.echo(f"report: {path}")
 
 
-def _comparison(found: Comparison) -> ReportComparison:
+def _comparison(found: Comparison) -> documents.ReportComparison:
     from taskyard.pipeline.report.comparison import sentence  # noqa: PLC0415
 
-    return ReportComparison(
+    return documents.ReportComparison(
         campaign=found.campaign,
         source=found.source,
         sentence=sentence(found),
         figures=[
-            msgspec.convert(one, ComparedFigure, from_attributes=True) for one in found.figures
+            msgspec.convert(one, documents.ComparedFigure, from_attributes=True)
+            for one in found.figures
         ],
     )
 
 
-def _broker_document(one: BrokerSummary) -> ReportBroker:
-    return ReportBroker(
+def _broker_document(one: BrokerSummary) -> documents.ReportBroker:
+    return documents.ReportBroker(
         broker=one.broker,
         history=one.directory,
         campaigns=one.campaigns,
-        guarantees=msgspec.convert(one.guarantees, GuaranteeCounts, from_attributes=True),
+        guarantees=msgspec.convert(one.guarantees, documents.GuaranteeCounts, from_attributes=True),
     )
 
 
@@ -496,9 +489,9 @@ def _print_points(table: pa.Table) -> None:
 
 
 def _print_json(sweep_result: SweepResult, table: pa.Table, page: Path | None) -> None:
-    document = PipelineSweepDocument(
+    document = documents.PipelineSweepDocument(
         tasks=len(sweep_result.workload.names),
-        points=[SweepPoint(**row) for row in table.to_pylist()],
+        points=[documents.SweepPoint(**row) for row in table.to_pylist()],
         sentences=sweep_result.sentences,
         critical_path_ns=sweep_result.time_bounds.chain_ns,
         work_ns=sweep_result.time_bounds.work_ns,

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
+from taskyard.cli import scopes
 from taskyard.cli.commands import Command
 from taskyard.cli.connection import connect_client, connect_read_only
 from taskyard.cli.documents import DOCUMENT_VERSION, GapDocument, ShowDocument
@@ -49,14 +50,6 @@ from taskyard.cli.output import (
     print_view,
 )
 from taskyard.cli.progress import ProgressBar
-from taskyard.cli.scopes import (
-    TaskChoice,
-    campaign_option,
-    check_campaign,
-    complete_name,
-    only_option,
-    scope_options,
-)
 from taskyard.core.states import TaskState
 from taskyard.errors import BytesMissing, ExitCode, UserError
 
@@ -212,8 +205,8 @@ SORT_KEYS: Final = {
         "list --sort duration --limit 10 --columns name,duration,memory",
     ),
 )
-@scope_options
-@only_option
+@scopes.scope_options
+@scopes.only_option
 @click.option(
     "--columns",
     metavar="NAMES",
@@ -239,7 +232,7 @@ def list_tasks(  # noqa: PLR0913  # one per option
     cli_context: CliContext,
     /,
     *,
-    chosen: TaskChoice,
+    chosen: scopes.TaskChoice,
     columns: str | None,
     sort: str | None,
     limit: int,
@@ -259,7 +252,7 @@ def list_tasks(  # noqa: PLR0913  # one per option
     measured = any(COLUMNS[key].measured for key in keys) or (order is not None and order.measured)
     pack = encode_json if cli_context.as_json else partial(_cells, keys, time.time())
     with connect_read_only(cli_context) as broker:
-        check_campaign(broker, chosen.campaign)
+        scopes.check_campaign(broker, chosen.campaign)
         views = broker.tasks(scope, measured=measured)
         rows: Iterator[Any]
         if order is None and not reverse:
@@ -354,7 +347,7 @@ _LABEL_WIDTH: Final = 11
 
 
 @click.command(cls=Command, epilog=example("show fetch-a"))
-@click.argument("name", shell_complete=complete_name)
+@click.argument("name", shell_complete=scopes.complete_name)
 @click.pass_obj
 def show(cli_context: CliContext, name: str) -> None:
     """Show the details of a task.
@@ -527,7 +520,7 @@ _WIDTH: Final = max(map(len, RECORD_LABELS.values()))
     cls=Command,
     epilog=example("watch", "watch --campaign thumbs --until-settled", "watch --since 0"),
 )
-@campaign_option
+@scopes.campaign_option
 @click.option(
     "--since",
     metavar="RECORD",
@@ -557,7 +550,7 @@ def watch(
     cli_context.interrupt_message = "interrupted; the tasks continue"
     with connect_client(cli_context) as client:
         if not until_settled:
-            for batch in client.follow(since, TaskChoice(campaign=campaign).scope()):
+            for batch in client.follow(since, scopes.TaskChoice(campaign=campaign).scope()):
                 _print_batch(cli_context, batch)
         return _watch_until_settled(cli_context, client, since, campaign)
 
@@ -572,7 +565,7 @@ def _watch_until_settled(
     """
     from taskyard.cli.wait import wait_target  # noqa: PLC0415
 
-    scope = TaskChoice(campaign=campaign).scope()
+    scope = scopes.TaskChoice(campaign=campaign).scope()
     batch = client.poll_records(since, scope=scope)
     target: WaitTarget = wait_target(client, campaign=campaign)
     while True:

@@ -16,24 +16,9 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from taskyard.cli import daemon_options
 from taskyard.cli.commands import Command
 from taskyard.cli.connection import connect_to, removed_if_unused
-from taskyard.cli.daemon_options import (
-    allow_option,
-    allow_pickle_option,
-    children_logged,
-    jobs_of_workers,
-    jobs_option,
-    listen_option,
-    log_arguments,
-    log_file_option,
-    log_options,
-    machine_if_set,
-    open_log,
-    page_option,
-    read_listen,
-    worker_resource_options,
-)
 from taskyard.cli.format import escape_line, format_count, full_name
 from taskyard.cli.options import DURATION, CliContext, setting_option
 from taskyard.cli.output import example
@@ -107,11 +92,11 @@ _SIGNALS: Final = ((signal.SIGTERM, 1.0), (signal.SIGTERM, 10.0), (signal.SIGKIL
     show_default="1",
     help="Worker processes.",
 )
-@jobs_option
-@worker_resource_options
-@listen_option
-@allow_option
-@allow_pickle_option
+@daemon_options.jobs_option
+@daemon_options.worker_resource_options
+@daemon_options.listen_option
+@daemon_options.allow_option
+@daemon_options.allow_pickle_option
 @setting_option(
     "worker.services",
     "--service",
@@ -121,15 +106,15 @@ _SIGNALS: Final = ((signal.SIGTERM, 1.0), (signal.SIGTERM, 10.0), (signal.SIGKIL
     show_default="exec, call",
     help="Service that the workers offer. Repeatable.",
 )
-@page_option
+@daemon_options.page_option
 @click.option(
     "-d",
     "--detach",
     is_flag=True,
     help="Run in the background. Without --log-file, the log is STATE/log/up.log.",
 )
-@log_file_option
-@log_options
+@daemon_options.log_file_option
+@daemon_options.log_options
 @click.pass_obj
 def up(  # noqa: PLR0913  # one per option
     cli_context: CliContext,
@@ -158,9 +143,13 @@ def up(  # noqa: PLR0913  # one per option
 
     Prints the address of the page with a token, which is good until the command ends.
     """
-    read_listen(listen, cli_context.settings().listeners)  # fail before anything is started
+    daemon_options.read_listen(
+        listen, cli_context.settings().listeners
+    )  # fail before anything is started
     state = cli_context.state_directory()
-    machine = machine_if_set(worker_cpus, worker_memory, worker_gpus, worker_resources)
+    machine = daemon_options.machine_if_set(
+        worker_cpus, worker_memory, worker_gpus, worker_resources
+    )
     page = _usable_page(cli_context, page)
     if allow_pickle:
         services = tuple(dict.fromkeys((*services, PICKLE.decode())))
@@ -170,7 +159,7 @@ def up(  # noqa: PLR0913  # one per option
         services=services,
         allow_pickle=allow_pickle,
         machine=machine,
-        jobs=jobs_of_workers(cli_context.settings(), jobs, workers),
+        jobs=daemon_options.jobs_of_workers(cli_context.settings(), jobs, workers),
     )
     if detach:
         arguments = ["up", "--workers", str(workers), "--state", str(state)]
@@ -182,8 +171,8 @@ def up(  # noqa: PLR0913  # one per option
         arguments += _log_options(cli_context)
         _detach(cli_context, state, workers, arguments)
         return None
-    writer = open_log(cli_context, "up")
-    with stop_signals_as_interrupt(), children_logged(cli_context, writer):
+    writer = daemon_options.open_log(cli_context, "up")
+    with stop_signals_as_interrupt(), daemon_options.children_logged(cli_context, writer):
         return _run_until_stopped(cli_context, state, worker_spec, listen, page)
 
 
@@ -195,7 +184,7 @@ def _run_until_stopped(
     page: str,
 ) -> ExitCode | None:
     info = _info(cli_context)
-    log = log_arguments(cli_context)
+    log = daemon_options.log_arguments(cli_context)
     supervisor = Supervisor(state, info, listen, cli_context.config, log=log)
     try:
         with (

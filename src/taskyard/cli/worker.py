@@ -10,17 +10,8 @@ from typing import TYPE_CHECKING, Final
 import click
 from msgspec import Struct, structs
 
+from taskyard.cli import daemon_options
 from taskyard.cli.commands import Command
-from taskyard.cli.daemon_options import (
-    allow_pickle_option,
-    check_dialect,
-    given_resource_options,
-    log_options,
-    machine_of,
-    open_log,
-    resource_options,
-    until_eof_option,
-)
 from taskyard.cli.options import (
     DURATION,
     DURATION_OR_AUTO,
@@ -135,7 +126,7 @@ class WorkerOptions(Struct, frozen=True):
 
     def machine(self) -> Machine:
         """Return the resources of this worker."""
-        return machine_of(self.cpus, self.memory, self.gpus, self.resources)
+        return daemon_options.machine_of(self.cpus, self.memory, self.gpus, self.resources)
 
 
 @click.command(
@@ -169,7 +160,7 @@ class WorkerOptions(Struct, frozen=True):
     show_default="one per core",
     help="Tasks at once.",
 )
-@resource_options
+@daemon_options.resource_options
 @click.option(
     "--service",
     "services",
@@ -185,7 +176,7 @@ class WorkerOptions(Struct, frozen=True):
     metavar="MODULE",
     help="Offer the functions of this module and its submodules. Repeatable.",
 )
-@allow_pickle_option
+@daemon_options.allow_pickle_option
 @click.option("--name", metavar="NAME", show_default="HOST-PID", help="Name of the worker.")
 @setting_option(
     "lease.heartbeat",
@@ -251,8 +242,8 @@ class WorkerOptions(Struct, frozen=True):
 @click.option("--calls-max", type=click.IntRange(0), default=0, hidden=True)
 @click.option("--incarnation", type=click.IntRange(1, NUMBER_MAX), hidden=True)
 @click.option("--replaces", type=click.IntRange(0, NUMBER_MAX), default=0, hidden=True)
-@log_options
-@until_eof_option
+@daemon_options.log_options
+@daemon_options.until_eof_option
 @click.pass_obj
 @gathered(WorkerOptions, "values")
 def worker(cli_context: CliContext, *, values: WorkerOptions) -> None:
@@ -284,7 +275,7 @@ def worker(cli_context: CliContext, *, values: WorkerOptions) -> None:
     """
     values = _with_brokers(cli_context, values)
     _check(values)
-    open_log(cli_context, "worker")
+    daemon_options.open_log(cli_context, "worker")
     _RUNNERS_BY_DIALECT[values.dialect](cli_context, values)
 
 
@@ -315,7 +306,7 @@ def _brokers_of_environment(cli_context: CliContext) -> tuple[str, ...]:
 
 
 def _check(values: WorkerOptions) -> None:
-    if check_dialect(values.dialect) not in _RUNNERS_BY_DIALECT:
+    if daemon_options.check_dialect(values.dialect) not in _RUNNERS_BY_DIALECT:
         raise UserError(
             f"--dialect {values.dialect}: not supported (use "
             f"{', '.join(_RUNNERS_BY_DIALECT)}, or `taskyard rr worker`)"
@@ -325,7 +316,7 @@ def _check(values: WorkerOptions) -> None:
     _check_forward(values)
     if values.lease < HEARTBEATS_PER_LEASE_MIN * values.heartbeat:
         raise UserError("--lease must be at least three times --heartbeat")
-    if (given := given_resource_options()) and values.dialect != "dwork":
+    if (given := daemon_options.given_resource_options()) and values.dialect != "dwork":
         raise UserError(f"{', '.join(given)}: needs --dialect dwork, not {values.dialect}")
     if len(values.brokers) > 1 and values.dialect == "ping-pong":
         raise UserError("--broker, TASKYARD_BROKER: a ping-pong worker has one broker")
@@ -341,7 +332,7 @@ def _check_forward(values: WorkerOptions) -> None:
     excluded = {
         "--agent": values.agent,
         "--command": values.command,
-        **dict.fromkeys(given_resource_options(), True),
+        **dict.fromkeys(daemon_options.given_resource_options(), True),
     }
     for option, given in excluded.items():
         if given:

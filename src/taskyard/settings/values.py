@@ -188,7 +188,7 @@ def read_size(value: object) -> int:
     if size is None:
         raise invalid("be a size, such as 512M, 1.5G or a number of bytes", value)
     if not 0 <= size <= NUMBER_MAX:
-        raise invalid(f"be from 0 to {NUMBER_MAX} bytes", value)
+        raise invalid("be from 0 to 8 EiB", value)
     return size
 
 
