@@ -176,8 +176,20 @@ def _problem(error: click.ClickException) -> str:
     if isinstance(error, click.MissingParameter) and error.param is not None:
         return f"missing {_name_of(error.param)}"
     if isinstance(error, click.BadParameter) and error.param is not None:
-        return f"{_name_of(error.param)}: {error.message.removesuffix('.')}"
+        problem = _OUT_OF_RANGE.sub(_bounds, error.message).removesuffix(".")
+        return f"{_name_of(error.param)}: {problem}"
     return text[:1].lower() + text[1:] if text[:2].istitle() else text
+
+
+#: Click's text about a number.
+_OUT_OF_RANGE: Final = re.compile(r"(\S+) is not in the range (?:(\d+)<=)?x(?:(<=|>=)(\d+))?\.?")
+
+
+def _bounds(found: re.Match[str]) -> str:
+    given, low, sign, high = found.groups()
+    if sign == ">=" or high is None:
+        return f"must be at least {high or low}, not {given}"
+    return f"must be {f'from {low} to' if low else 'at most'} {high}, not {given}"
 
 
 def _name_of(param: click.Parameter) -> str:

@@ -16,9 +16,12 @@ import click
 from click.core import ParameterSource
 
 from taskyard.cli.options import (
+    AMOUNT,
+    SIZE,
     CliContext,
     CommandFunction,
     SettingOption,
+    SettingValue,
     setting_option,
     store_option,
 )
@@ -29,30 +32,19 @@ from taskyard.process.machine import Machine, this_machine, usable_cores
 from taskyard.settings import kinds
 from taskyard.settings.files import InvalidSettings
 from taskyard.settings.keys import PAGE_ADDRESS, PROCESSES_MAX, SLOTS_MAX, ListenSection
-from taskyard.settings.kinds import GPUS_MAX
 from taskyard.settings.values import (
     OTHER_RESOURCES_MAX,
     InvalidValue,
-    read_amount,
-    read_resources,
-    read_size,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
-    from taskyard.cli.options import CommandFunction
-    from taskyard.settings.loader import Settings
-
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+    from taskyard.core.resources import Resources
     from taskyard.settings.loader import Settings
 
     #: The tables of listeners in the settings, by name.
     ListenTables = Mapping[str, ListenSection]
-    from collections.abc import Iterator
 
 #: Dialects of a broker, with the number of endpoints of each.
 DIALECT_SIDES: Final = {"dwork": 1, "ping-pong": 2, "round-robin": 1, "wmp": 1}
@@ -286,58 +278,6 @@ def children_logged(cli_context: CliContext, writer: logs.LogWriter) -> Iterator
         yield
 
 
-class _Amount(click.ParamType[int]):
-    """An amount of a resource, as a task's key of that name takes it."""
-
-    def __init__(self, name: str, read: Callable[[object], int]) -> None:
-        self.name = name
-        self._read = read
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int:
-        try:
-            return self._read(value)
-        except InvalidValue as bad:
-            self.fail(str(bad), param, ctx)
-
-
-class _Gpus(click.ParamType[tuple[str, ...]]):
-    """A number of GPUs, or ids with a comma between or after them."""
-
-    name = "N|IDS"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, ...]:
-        text = str(value)
-        if "," in text:
-            ids = [one.strip() for one in text.split(",") if one.strip()]
-            if len(dict.fromkeys(ids)) < len(ids):
-                self.fail("names an id twice", param, ctx)
-            return tuple(ids)
-        if not text.isdecimal() or int(text) > GPUS_MAX:
-            limits = f"a number from 0 to {GPUS_MAX}, or ids such as 0,3"
-            self.fail(f"must be {limits}, not {text!r}", param, ctx)
-        return _gpu_ids(int(text)) or ()
-
-
-class _NamedAmount(click.ParamType[tuple[bytes, int]]):
-    """A pair `NAME=N`."""
-
-    name = "NAME=N"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[bytes, int]:
-        name, _, amount = str(value).partition("=")
-        try:
-            ((key, number),) = read_resources({name: amount}) or [(name.encode(), 0)]
-        except InvalidValue as bad:
-            self.fail(str(bad), param, ctx)
-        return key, number
-
-
 class WorkerResource(SettingOption):
     """An option for a resource of workers. The default is a setting of the section `worker`."""
 
@@ -345,13 +285,26 @@ class WorkerResource(SettingOption):
 def _setting_callback(key: str) -> Callable[[click.Context, click.Parameter, Any], Any]:
     """Return a callback that takes the setting if the option is not given."""
 
-    def choose(context: click.Context, option: click.Parameter, given: object) -> object:
-        if context.resilient_parsing or _is_given(context, option):
+    def choose(context: click.Context, option: click.Parameter, given: Any) -> Any:  # noqa: ANN401  # by option
+        if context.resilient_parsing:
             return given
-        value = context.ensure_object(CliContext).settings().value(f"worker.{key}")
-        return _gpu_ids(value) if key == "gpus" else value
+        if not _is_given(context, option):
+            given = context.ensure_object(CliContext).settings().value(f"worker.{key}")
+        elif key == "resources":
+            given = _read_resources(context, option, given)
+        return _gpu_ids(given) if key == "gpus" else given
 
     return choose
+
+
+def _read_resources(
+    context: click.Context, option: click.Parameter, given: tuple[str, ...]
+) -> Resources:
+    """Read pairs `NAME=N`."""
+    try:
+        return kinds.RESOURCES.read(given)
+    except InvalidValue as bad:
+        raise click.BadParameter(str(bad), context, option) from None
 
 
 def _is_given(context: click.Context, option: click.Parameter) -> bool:
@@ -366,6 +319,15 @@ def _gpu_ids(value: int | tuple[str, ...] | None) -> tuple[str, ...] | None:
     return found[:value] if value <= len(found) else tuple(map(str, range(value)))
 
 
+#: The options for resources of workers, the last first: name, value, type and help.
+_RESOURCES: Final = (
+    ("resource", "NAME=N", click.STRING, "Another resource, as in license=2. Repeatable."),
+    ("gpus", "N|IDS", SettingValue("gpus", "GPUS"), "GPUs: their number, or their ids, as in 0,3."),
+    ("memory", "SIZE", SIZE, "Memory for tasks that ask for some, as in 8G."),
+    ("cpus", "N", AMOUNT, "Cores for tasks that ask for some."),
+)
+
+
 def worker_resource_options(command: CommandFunction) -> CommandFunction:
     """Add the options for the resources of local workers, such as --worker-cpus."""
     return resource_options(command, "worker-")
@@ -373,28 +335,20 @@ def worker_resource_options(command: CommandFunction) -> CommandFunction:
 
 def resource_options(command: CommandFunction, prefix: str = "") -> CommandFunction:
     """Add the options for the resources of workers: cpus, memory, gpus and resources."""
-    kinds = {
-        "resource": (_NamedAmount(), "Another resource of workers, as in license=2. Repeatable."),
-        "gpus": (_Gpus(), "GPUs of workers: their number, or their ids, as in 0,3."),
-        "memory": (
-            _Amount("SIZE", read_size),
-            "Memory of workers for tasks that ask for some, as in 8G.",
-        ),
-        "cpus": (_Amount("N", read_amount), "Cores of workers for tasks that ask for some."),
-    }
-    for flag, (kind, text) in kinds.items():
+    for flag, metavar, kind, text in _RESOURCES:
         is_other = flag == "resource"
         key = "resources" if is_other else flag
-        more: dict[str, Any] = {"multiple": True} if is_other else {"show_default": "detected"}
         command = click.option(
             f"--{prefix}{flag}",
             f"{prefix}{key}".replace("-", "_"),
             cls=WorkerResource,
             envvar=f"TASKYARD_WORKER_{key.upper()}",
             callback=_setting_callback(key),
+            metavar=metavar,
             type=kind,
+            multiple=is_other,
+            show_default=None if is_other else "detected",
             help=text,
-            **more,
         )(command)
     return command
 

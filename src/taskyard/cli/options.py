@@ -43,58 +43,36 @@ def gathered(kind: type, name: str) -> Callable[[Callable[..., object]], Callabl
     return decorate
 
 
-class Duration(click.ParamType[int]):
-    """A duration as nanoseconds: `90s`, `5m`, `1h30m` or plain seconds. Must be positive."""
+class SettingValue(click.ParamType[Any]):
+    """A value that is read as a setting of this kind."""
 
-    name = "duration"
+    def __init__(self, name: str, kind: str) -> None:
+        """`kind` is the name of a constant in `settings.kinds`."""
+        self.name = name
+        self._kind = kind
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int:
-        from taskyard.settings.values import InvalidValue, read_positive_duration  # noqa: PLC0415  # not needed by `--help`
+    ) -> Any:  # noqa: ANN401  # by kind
+        from taskyard.settings import kinds  # noqa: PLC0415  # not needed by `--help`
 
-        if isinstance(value, int):
+        if not isinstance(value, str):
             return value
+        kind: kinds.Kind[Any] = getattr(kinds, self._kind)
         try:
-            return read_positive_duration(value)
-        except InvalidValue as bad:
+            return kind.read(kind.from_text(value))
+        except kinds.InvalidValue as bad:
             self.fail(str(bad), param, ctx)
 
 
-DURATION = Duration()
-
-
-class DurationOrAuto(Duration):
-    """A duration, or `auto` as 0."""
-
-    name = "duration|auto"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int:
-        return 0 if value == "auto" else super().convert(value, param, ctx)
-
-
-DURATION_OR_AUTO = DurationOrAuto()
-
-
-class Size(click.ParamType[int]):
-    """A size in bytes: `500M`, `10G` or a plain number."""
-
-    name = "size"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int:
-        from taskyard.settings.values import InvalidValue, read_size  # noqa: PLC0415  # not for `--help`
-
-        try:
-            return read_size(value)
-        except InvalidValue as error:
-            self.fail(str(error), param, ctx)
-
-
-SIZE = Size()
+#: A positive duration as nanoseconds: `90s`, `5m`, `1h30m` or plain seconds.
+DURATION: Final = SettingValue("duration", "DURATION")
+#: A duration, or `auto` as 0.
+DURATION_OR_AUTO: Final = SettingValue("duration|auto", "DURATION_OR_AUTO")
+#: A size in bytes: `500M`, `10G` or a plain number.
+SIZE: Final = SettingValue("size", "SIZE")
+#: An amount of a resource: `2`, `0.5`.
+AMOUNT: Final = SettingValue("number", "AMOUNT")
 
 
 class CliContext:
