@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
-from taskyard.cli import raise_interrupts
+from taskyard.cli.interrupts import raise_interrupts
 from taskyard.cli.options import common_options
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def _help_all() -> click.Option:
     )
 
 
-#: What click adds to an option's help and nobody reads: parentheses, and the bounds of a number.
+#: Click's parentheses around a default, and the bounds of a number, in the help of an option.
 _BOUNDS: Final = re.compile(r"; [\d<=>x]+\]$|  \[[\d<=>x]+\]$")
 _PARENTHESES: Final = re.compile(r"default: \((.*)\)(?=[;\]])")
 

@@ -169,7 +169,7 @@ class TaskChanges(Struct, frozen=True):
 
     @property
     def terms(self) -> tuple[object, ...]:
-        """What the tasks keep where they are."""
+        """The changes of tasks that stay in their lane."""
         return self.priority, self.time_limit, self.retries, self.backoff, self.expiry
 
 
