@@ -252,6 +252,7 @@ def test_terminal_gets_a_screen_of_lanes_and_the_number_of_the_rest(
     assert call("load", str(file)).code == 0
     monkeypatch.setattr("taskyard.cli.inspect.is_on_terminal", lambda: True)
     outcome = call("lanes")
-    assert outcome.err == "… and 2 more (use --every-lane)\n"
+    assert outcome.err == "… and 2 more (all: `taskyard lanes | less`)\n"
     assert len(outcome.out.splitlines()) == 1 + ROWS_SHOWN
-    assert len(call("lanes", "--every-lane").out.splitlines()) == 1 + len(names)
+    monkeypatch.setattr("taskyard.cli.inspect.is_on_terminal", lambda: False)
+    assert len(call("lanes").out.splitlines()) == 1 + len(names)

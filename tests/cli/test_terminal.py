@@ -154,14 +154,6 @@ def test_output_of_a_task_is_escaped_on_a_terminal_but_for_tabs_and_newlines(yar
         assert text.replace("\t", "   ") == expected
 
 
-def test_raw_passes_bytes_on_to_a_terminal(yard: Yard) -> None:
-    for text in on_terminal(yard, [("log", HOSTILE), ("results", HOSTILE)], "--raw"):
-        assert text.encode(errors="surrogateescape") == PRINTED
-    (later, again) = on_terminal(yard, [("log", "--raw", HOSTILE), ("log", HOSTILE)])
-    assert acting_in(later)
-    assert not acting_in(again)
-
-
 def test_pipe_gets_every_byte(yard: Yard) -> None:
     for verb in ("log", "result"):
         done = subprocess.run(

@@ -203,6 +203,7 @@ def _name_of(param: click.Parameter) -> str:
 _ANYWHERE: Final = {
     "--halt": "use --max-failures N",
     "--halt-on-error": "use --max-failures 1",
+    "--raw": "a pipe gets the exact bytes: `| cat`",
     "--bar": "use --progress",
     "--eta": "use --progress",
     "--delay": "use a service with `rate` in the settings (see docs/settings.md)",
@@ -264,7 +265,7 @@ _IN_COMMAND: Final = {
     ("broker", "--memory"): "use --in-memory",
     ("down", "--timeout"): "use --grace D",
     ("drain", "--all"): "use --every-worker",
-    ("lanes", "--all"): "use --every-lane",
+    ("lanes", "--all"): "a pipe gets all lanes: `taskyard lanes | less`",
     ("clean", "--all"): "use --every-file",
     ("submit", "--array"): "use `taskyard map --array` or `taskyard run --array`",
     ("submit", "-j"): "use `taskyard run -j N -- COMMAND`",

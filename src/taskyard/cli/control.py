@@ -232,12 +232,12 @@ def edit(
     --to-lane tasks keep their lane. --expiry now fails the tasks with that reason: their dependents
     stay blocked, and `taskyard retry` undoes it.
     """
-    if changes.moves and any(one is not None for one in changes.terms):
+    given = [one for one in changes.terms if one is not None]
+    if changes.moves and given:
         raise UserError("--to-lane and --to-service exclude other changes")
-    if changes.expiry == _NOW and changes.terms.count(None) < len(changes.terms) - 1:
+    if changes.expiry == _NOW and len(given) > 1:
         raise UserError("--expiry now: excludes other changes")
-    is_term = not changes.moves and changes.expiry != _NOW
-    terms = _terms(changes) if is_term else {}
+    terms = {} if changes.moves or changes.expiry == _NOW else _terms(changes)
     with _connected(cli_context, names, chosen) as (client, targets):
         if changes.moves:
             edited = client.move(targets, to_lane=changes.to_lane, to_service=changes.to_service)

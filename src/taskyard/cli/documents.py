@@ -191,8 +191,6 @@ class LanesDocument(JsonDocument, tag="lanes"):
     """`lanes`, waiting lanes first."""
 
     lanes: list[Lane]
-    #: The number of lanes left out.
-    more: int
 
 
 class SubmitDocument(JsonDocument, tag="submit"):

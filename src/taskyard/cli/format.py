@@ -267,8 +267,3 @@ def raw_stream(stream: Any) -> TextIO:  # noqa: ANN401  # a stream or its wrappe
     """Return the stream behind the wrapper, for drawing code."""
     found: TextIO = stream.stream if isinstance(stream, _EscapingStream) else stream
     return found
-
-
-def unwrap_stdout() -> None:
-    """Stop escaping output to stdout."""
-    sys.stdout = raw_stream(sys.stdout)

@@ -341,7 +341,6 @@ _RULES_LISTED_MAX: Final = 2
     "--lane", "pattern", metavar="GLOB", help="Only lanes that match this pattern, as in '*.org'."
 )
 @click.option("--waiting", is_flag=True, help="Only lanes with tasks and without a worker.")
-@click.option("--every-lane", is_flag=True, help="List all lanes, even on a terminal.")
 @click.pass_obj
 def lanes(
     cli_context: CliContext,
@@ -349,32 +348,28 @@ def lanes(
     service: str | None,
     pattern: str | None,
     waiting: bool,
-    every_lane: bool,
 ) -> None:
     """List the lanes and why they wait.
 
     Waiting lanes come first, the lane with the oldest task on top. On a terminal the table is
-    limited to one screen (see --every-lane).
+    limited to one screen. A pipe gets all lanes.
     """
     with connect_read_only(cli_context) as broker:
         found = [one for one in broker.lanes(service, pattern) if _is_wanted(one, waiting=waiting)]
     found.sort(key=_order)
-    is_limited = not every_lane and not cli_context.as_json and is_on_terminal()
-    shown = found[:ROWS_SHOWN] if is_limited else found
-    more = len(found) - len(shown)
     if cli_context.as_json:
-        print_document(documents.LanesDocument(lanes=shown, more=more))
+        print_document(documents.LanesDocument(lanes=found))
         return
     if not found:
         cli_context.info(
             _empty_text(waiting=waiting, chosen=service is not None or pattern is not None)
         )
         return
+    shown = found[:ROWS_SHOWN] if is_on_terminal() else found
     rows = [row(one, time.time()) for one in shown]
-    more_options = {"wrapped": ("WHY",), "optional": _OPTIONAL_LANE_COLUMNS}
-    print_table(_LANE_COLUMNS, rows, **more_options)
-    if more:
-        cli_context.info(f"… and {more:,} more (use --every-lane)")
+    print_table(_LANE_COLUMNS, rows, wrapped=("WHY",), optional=_OPTIONAL_LANE_COLUMNS)
+    if more := len(found) - len(shown):
+        cli_context.info(f"… and {more:,} more (all: `taskyard lanes | less`)")
 
 
 def _empty_text(*, waiting: bool, chosen: bool) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from taskyard.cli.format import escape_control, unwrap_stdout
+from taskyard.cli.format import escape_control
 from taskyard.errors import UserError
 
 if TYPE_CHECKING:
@@ -463,18 +463,3 @@ def common_options() -> tuple[click.Option, ...]:
         option(holder)
     found: list[click.Option] = holder.__click_params__  # type: ignore[attr-defined]
     return tuple(found)
-
-
-def _unwrap_stdout(context: click.Context, _option: click.Parameter, given: bool) -> None:  # noqa: FBT001  # click's signature
-    if given and not context.resilient_parsing:
-        unwrap_stdout()
-
-
-#: For commands that print the output of a task.
-raw_option = click.option(
-    "--raw",
-    is_flag=True,
-    expose_value=False,
-    callback=_unwrap_stdout,
-    help="Print control characters unescaped on a terminal. A pipe always gets the exact bytes.",
-)

@@ -16,7 +16,6 @@ from taskyard.cli.commands import Command
 from taskyard.cli.daemon_options import service_options
 from taskyard.cli.input_rows import SEPARATORS
 from taskyard.cli.map_input import input_options
-from taskyard.cli.options import raw_option
 from taskyard.cli.output import example
 from taskyard.cli.output_directory import output_option
 from taskyard.cli.run_policy import run_policy_options
@@ -43,7 +42,7 @@ _GROUPS: Final = {
         *("call", "payload"),
     ),
     "Output": (
-        *("output", "tag", "keep_order", "line_buffer", "quiet_output", "raw", "progress"),
+        *("output", "tag", "keep_order", "line_buffer", "quiet_output", "progress"),
         "report",
     ),
     "When to stop": (
@@ -173,7 +172,7 @@ def _add(command: CommandFunction, options: Sequence[Any]) -> CommandFunction:
 def _row_options(command: CommandFunction) -> CommandFunction:
     """Add the options of tasks that are made of lines or values, and run until they settle."""
     more = (_DRY_RUN, _wait_option(default=True), *_OUTPUT, _QUIET_OUTPUT, output_option)
-    last = (service_options, *_RETRY, run_policy_options, task_options, raw_option)
+    last = (service_options, *_RETRY, run_policy_options, task_options)
     return _add(command, (input_options, *more, *last))
 
 
@@ -419,7 +418,6 @@ _TERMS: Final = (
 )
 @output_option
 @task_options
-@raw_option
 @click.pass_obj
 def submit(cli_context: CliContext, /, argv: tuple[str, ...], **values: Any) -> ExitCode:  # noqa: ANN401  # the options above
     """Submit one task to a running broker, and print its name.
