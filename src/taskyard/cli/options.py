@@ -54,14 +54,15 @@ class SettingValue(click.ParamType[Any]):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> Any:  # noqa: ANN401  # by kind
-        from taskyard.settings import kinds  # noqa: PLC0415  # not needed by `--help`
-
         if not isinstance(value, str):
             return value
+        from taskyard.settings import kinds  # noqa: PLC0415  # not needed by `--help`
+        from taskyard.settings.values import InvalidValue  # noqa: PLC0415
+
         kind: kinds.Kind[Any] = getattr(kinds, self._kind)
         try:
             return kind.read(kind.from_text(value))
-        except kinds.InvalidValue as bad:
+        except InvalidValue as bad:
             self.fail(str(bad), param, ctx)
 
 
