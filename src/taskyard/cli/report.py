@@ -14,17 +14,9 @@ import msgspec
 from msgspec import Struct
 
 from taskyard import __version__
-from taskyard.cli import documents
+from taskyard.cli import documents, pipeline
 from taskyard.cli.options import DURATION, CliContext, gathered
 from taskyard.cli.output import example, print_document, print_table
-from taskyard.cli.pipeline import (
-    LOCAL_MASTER,
-    SparkCommand,
-    StageProgress,
-    master_option,
-    starting_text,
-    states_option,
-)
 from taskyard.cli.scopes import OnceOption
 from taskyard.errors import ExitCode, UserError
 from taskyard.journal import state_check
@@ -61,7 +53,7 @@ def history_options(command: Any) -> Any:  # noqa: ANN401  # click's decorator
             help="History files, or the tables of `pipeline history`, instead of a state. "
             "Repeatable: one for each broker.",
         ),
-        states_option,
+        pipeline.states_option,
     ):
         command = option(command)
     return command
@@ -106,7 +98,7 @@ def history_location(
 
 
 @click.command(
-    cls=SparkCommand,
+    cls=pipeline.SparkCommand,
     epilog=example(
         "report --out ./report",
         "report --campaign nightly --json",
@@ -143,7 +135,7 @@ def history_location(
     help="Compare with an earlier campaign: a campaign of this history, or PATH or PATH:CAMPAIGN "
     "of a state, of the tables of `pipeline history`, or of an earlier report.",
 )
-@master_option
+@pipeline.master_option
 @click.pass_obj
 def report(  # noqa: PLR0913  # one per option
     cli_context: CliContext,
@@ -188,7 +180,7 @@ def make_report(  # noqa: PLR0913  # options of a command
     campaign: str | None,
     out: Path,
     *,
-    master: str = LOCAL_MASTER,
+    master: str = pipeline.LOCAL_MASTER,
     tables: Path | None = None,
     page: str | None = None,
     compare: str | None = None,
@@ -209,7 +201,7 @@ def make_report(  # noqa: PLR0913  # options of a command
         is_short = size <= session.SMALL_BYTES
         conf = session.settings_for_history(master, size)
         with (
-            StageProgress(cli_context, starting_text(master)) as progress,
+            pipeline.StageProgress(cli_context, pipeline.starting_text(master)) as progress,
             session.session_scope(
                 "taskyard report", master, short_job=is_short, conf=conf
             ) as spark,
@@ -327,7 +319,7 @@ _POINTS_PRINTED_MAX: Final = 60
 
 
 @click.command(
-    cls=SparkCommand,
+    cls=pipeline.SparkCommand,
     like=report,
     most=("campaign", "workers", "slots", "policies", "run_time", "price", "out"),
     epilog=example(
@@ -368,7 +360,7 @@ _POINTS_PRINTED_MAX: Final = 60
     metavar="DIR",
     help="Directory for a page with a chart, and the table as Parquet and CSV.",
 )
-@master_option
+@pipeline.master_option
 @click.pass_obj
 @gathered(SweepOptions, "options")
 def sweep(cli_context: CliContext, *, options: SweepOptions) -> None:
@@ -398,7 +390,9 @@ def sweep(cli_context: CliContext, *, options: SweepOptions) -> None:
         of_file = None if file is None else workload_of_file(file, options.run_time)
         conf = session.settings_for_history(master, sum(one.size_bytes for one in files))
         with (
-            StageProgress(cli_context, starting_text(master), counts="") as progress,
+            pipeline.StageProgress(
+                cli_context, pipeline.starting_text(master), counts=""
+            ) as progress,
             session.session_scope("taskyard sweep", master, conf=conf) as spark,
         ):
             if location is None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from taskyard import errors
 from taskyard.cli import daemon_options
 from taskyard.cli.commands import Command
 from taskyard.cli.connection import connect_to, removed_if_unused
@@ -27,15 +28,6 @@ from taskyard.client.internal import InternalClient
 from taskyard.core.events import Scope
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TaskState
-from taskyard.errors import (
-    ExitCode,
-    NoBroker,
-    ProcessEnded,
-    StateLocked,
-    TaskyardError,
-    TimedOut,
-    UserError,
-)
 from taskyard.journal.files import check_owner, make_private_directory, open_regular
 from taskyard.net import endpoints
 from taskyard.process.child import taskyard_command
@@ -132,7 +124,7 @@ def up(  # noqa: PLR0913  # one per option
     worker_memory: int | None,
     worker_gpus: tuple[str, ...] | None,
     worker_resources: tuple[tuple[bytes, int], ...],
-) -> ExitCode | None:
+) -> errors.ExitCode | None:
     """Run a broker, workers and a page until stopped.
 
     Runs in the foreground until Ctrl-C, SIGTERM or `taskyard down`. Then the workers finish their
@@ -182,7 +174,7 @@ def _run_until_stopped(
     worker_spec: WorkerSpec,
     listen: tuple[str, ...],
     page: str,
-) -> ExitCode | None:
+) -> errors.ExitCode | None:
     info = _info(cli_context)
     log = daemon_options.log_arguments(cli_context)
     supervisor = Supervisor(state, info, listen, cli_context.config, log=log)
@@ -208,7 +200,9 @@ def _run_until_stopped(
     except KeyboardInterrupt:
         return None
     status = supervisor.broker.status
-    return ExitCode(status) if status in set(ExitCode) else ExitCode.STATE_DAMAGED
+    return (
+        errors.ExitCode(status) if status in set(errors.ExitCode) else errors.ExitCode.STATE_DAMAGED
+    )
 
 
 # The page.
@@ -242,7 +236,7 @@ def _open_page(
                 bound = stack.enter_context(bind(page))
                 made = stack.enter_context(published(state, bound))
                 opened = (bound.fileno(), made.secret)
-        except UserError as error:
+        except errors.UserError as error:
             cli_context.info(f"no page: {error}")
         yield opened
 
@@ -313,7 +307,7 @@ def _detach(cli_context: CliContext, state: Path, workers: int, arguments: list[
 def _check_not_running(state: Path) -> None:
     holder = lock_holder(state / UP_FILE)
     if holder is not None:
-        raise StateLocked(
+        raise errors.StateLocked(
             f"state directory {state}: in use by `taskyard up`, process {holder} (stop it with "
             f"`taskyard down --state {state}`)"
         )
@@ -327,10 +321,10 @@ def _await_ready(
         status = child.poll()
         if status is not None:
             message = last_line() or f"exited with status {status}"
-            raise ProcessEnded(message.removeprefix("taskyard: "), status)
+            raise errors.ProcessEnded(message.removeprefix("taskyard: "), status)
         if lock_holder(state / UP_FILE) == child.pid and _ready_workers(state) >= workers:
             return
-    raise TimedOut(
+    raise errors.TimedOut(
         f"`up` (process {child.pid}) is not ready after {READY_SECONDS:g} s (see its "
         f"log in {state}, stop it with `taskyard down`)"
     )
@@ -341,7 +335,7 @@ def _ready_workers(state: Path) -> int:
     try:
         with InternalClient(state=state, timeout=1, report=_ignore_report) as client:
             return int(client.status()["workers"])
-    except NoBroker:
+    except errors.NoBroker:
         return -1
 
 
@@ -372,7 +366,7 @@ def _poll_until(deadline: float) -> Iterator[None]:
 @click.command(cls=Command, epilog=example("down --grace 5m"))
 @click.option("--grace", type=DURATION, default="60s", help="How long to wait for running tasks.")
 @click.pass_obj
-def down(cli_context: CliContext, *, grace: int) -> ExitCode | None:
+def down(cli_context: CliContext, *, grace: int) -> errors.ExitCode | None:
     """Stop the broker and workers of a state directory.
 
     Workers finish their running tasks and exit, then the broker exits. After --grace, all
@@ -389,11 +383,11 @@ def down(cli_context: CliContext, *, grace: int) -> ExitCode | None:
     state = cli_context.state_directory()
     holders = {name: pid for name in (UP_FILE, LOCK_FILE) if (pid := lock_holder(state / name))}
     if not holders:
-        raise NoBroker(f"no broker is running on {state} (give --state)")
+        raise errors.NoBroker(f"no broker is running on {state} (give --state)")
     try:
         with connect_to(cli_context, endpoints.native_endpoint(state)) as client:
             return _down(cli_context, client, state, grace / SECOND_NS)
-    except NoBroker:
+    except errors.NoBroker:
         cli_context.info("the broker does not reply, stopping it by signal")
         _stop_by_signal(cli_context, state)
         return None
@@ -401,7 +395,7 @@ def down(cli_context: CliContext, *, grace: int) -> ExitCode | None:
 
 def _down(
     cli_context: CliContext, client: InternalClient, state: Path, seconds: float
-) -> ExitCode | None:
+) -> errors.ExitCode | None:
     out = client.status()["counts"]["leased"]
     workers = client.drain()
     if out:
@@ -420,7 +414,7 @@ def _down(
         if len(names) > INTERRUPTED_SHOWN_MAX
         else ""
     )
-    raise TimedOut(
+    raise errors.TimedOut(
         f"{format_count(len(names), 'task')} interrupted after {seconds:g} s, to run "
         f"again after the next start: {', '.join(names[:INTERRUPTED_SHOWN_MAX])}{more}"
     )
@@ -430,7 +424,7 @@ def _leased_names(state: Path) -> list[str]:
     """Return the running tasks. Empty if the broker exits before it replies."""
     scope = Scope(states=(TaskState.LEASED,))
     with (
-        suppress(TaskyardError),
+        suppress(errors.TaskyardError),
         InternalClient(state=state, timeout=_NAMES_SECONDS, report=_ignore_report) as client,
     ):
         return [escape_line(full_name(task)) for task in client.tasks(scope)]
@@ -456,7 +450,7 @@ def _stop_by_signal(cli_context: CliContext, state: Path) -> None:
         if _is_free(state, seconds):
             cli_context.info("stopped")
             return
-    raise TimedOut(f"process {_owner_pid(state)} on {state} does not exit")
+    raise errors.TimedOut(f"process {_owner_pid(state)} on {state} does not exit")
 
 
 def _owner_pid(state: Path) -> int | None:
