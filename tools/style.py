@@ -405,8 +405,7 @@ CORE: Final = ROOT / "src" / "taskyard" / "core"
 
 #: The packages that use Spark.
 SPARK_PACKAGES: Final = tuple(
-    ROOT / "src" / name
-    for name in ("taskyard/pipeline", "taskyard/cli/pipeline", "pyspark_taskyard")
+    ROOT / "src" / name for name in ("taskyard/pipeline", "pyspark_taskyard")
 )
 
 

@@ -282,7 +282,7 @@ def test_bad_file_is_an_error_of_every_verb(
 
 def test_help_needs_no_good_file(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings_file(here, "no toml")
-    assert entry.run(entry.taskyard, ["worker", "--help"]) == 0
+    assert entry.run(entry.taskyard, ["worker", "--help-all"]) == 0
     assert "--heartbeat" in capsys.readouterr().out
 
 

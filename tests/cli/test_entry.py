@@ -12,8 +12,7 @@ import click
 import pytest
 
 from taskyard import __version__
-from taskyard.cli.command import Command, Group
-from taskyard.cli.commands import COMMANDS, SUGGESTIONS, LazyCommand, LazyGroup
+from taskyard.cli.commands import COMMANDS, SUGGESTIONS, Command, Group, LazyCommand, LazyGroup
 from taskyard.cli.entry import run, taskyard
 from taskyard.cli.work import load, map_rows, submit
 from taskyard.cli.work import run as run_file
@@ -142,7 +141,7 @@ def test_deleted_working_directory_is_the_error(
         (tmp_path / "gone").rmdir()
         codes = [run(taskyard, words) for words in (["list"], ["map", "echo", ":::", "a"])]
         os.chdir(tmp_path)
-    line = "taskyard: working directory: it was deleted (change to another one)\n"
+    line = "taskyard: working directory: it was deleted (change to another directory)\n"
     assert (codes, capsys.readouterr().err) == ([2, 2], 2 * line)
 
 
@@ -273,7 +272,7 @@ def test_suggestions_name_commands_for_words_that_are_none() -> None:
     [
         ("sumbit", "unknown command sumbit (did you mean submit?)"),
         ("work", "unknown command work (did you mean worker or workers?)"),
-        ("frobnicate", "unknown command frobnicate"),
+        ("frobnicate", "unknown command frobnicate (see `taskyard --help`)"),
         ("ps", "unknown command ps (did you mean list or workers?)"),
         ("stop", "unknown command stop (did you mean down or cancel?)"),
     ],
@@ -282,7 +281,7 @@ def test_misspelt_command_gets_suggestions(
     typed: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(taskyard, [typed]) == 2
-    assert capsys.readouterr().err == f"taskyard: {message} (see `taskyard --help`)\n"
+    assert capsys.readouterr().err == f"taskyard: {message}\n"
 
 
 def test_file_that_click_cannot_open_is_a_usage_error_not_a_failed_task() -> None:

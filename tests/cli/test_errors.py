@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from docs import error_codes, schemas
-from taskyard.cli.command import Command
+from taskyard.cli.commands import Command
 from taskyard.cli.entry import run, taskyard
 from taskyard.client.internal import InternalClient
 from taskyard.core.model import Refusal

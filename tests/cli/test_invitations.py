@@ -30,7 +30,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         if name.startswith("TASKYARD_"):
             monkeypatch.delenv(name)
     for dialect, place in PLACES.items():
-        words = ["keys", "invite", "worker", dialect, "--dialect", dialect, "--broker", place, "-q"]
+        words = ["keys", "invite", "worker", dialect, "--for", dialect, "--broker", place, "-q"]
         assert run(taskyard, words) == 0
     Keyring(tmp_path / ".taskyard").create("other", Role.VIEWER, tmp_path / "other.key")
     return tmp_path

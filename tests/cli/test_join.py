@@ -10,7 +10,7 @@ import pytest
 from taskyard.cli import relay as relay_module
 from taskyard.cli import worker as worker_module
 from taskyard.cli.entry import run, taskyard
-from taskyard.cli.join import GATEWAYS
+from taskyard.cli.keys import GATEWAYS
 from taskyard.net import endpoints
 from taskyard.net.keyring import Keyring
 

@@ -236,7 +236,7 @@ def test_invitation_has_all_places_of_a_broker(keys: Keys) -> None:
 
 
 def test_invitation_has_all_that_a_peer_needs_and_is_private(keys: Keys) -> None:
-    outcome = keys("invite", "worker,producer", "gpu", *TO, "--dialect", "wmp")
+    outcome = keys("invite", "worker,producer", "gpu", *TO, "--for", "wmp")
     assert outcome.out == (
         "gpu.invite: invitation of gpu (roles producer, worker), the only copy\n"
     )
@@ -296,7 +296,7 @@ def test_endpoint_of_an_invitation_is_a_remote_one_of_the_settings(
     keys: Keys, listen: str, dialect: str, endpoint: str | None
 ) -> None:
     (keys.directory / "taskyard.toml").write_text(f"[listen]\n{listen}\n")
-    outcome = keys("invite", "worker", "gpu", "--dialect", dialect)
+    outcome = keys("invite", "worker", "gpu", "--for", dialect)
     assert f"connects:  to {dialect} at {endpoint}\n" in outcome.err
 
 
@@ -317,7 +317,7 @@ def test_invitation_without_an_endpoint_for_others_is_refused(
     keys: Keys, listen: str, dialect: str, message: str
 ) -> None:
     (keys.directory / "taskyard.toml").write_text(f"[listen]\n{listen}\n")
-    outcome = keys("invite", "worker", "gpu", "--dialect", dialect)
+    outcome = keys("invite", "worker", "gpu", "--for", dialect)
     assert (outcome.code, outcome.out) == (2, "")
     assert message in outcome.err
     assert Keyring(keys.directory / ".taskyard").entries() == []
@@ -326,7 +326,7 @@ def test_invitation_without_an_endpoint_for_others_is_refused(
 def test_invitation_of_a_ping_pong_relay_has_both_endpoints(keys: Keys) -> None:
     both = '[listen]\nping-pong = ["tcp://192.0.2.1:2", "tcp://192.0.2.1:1"]\n'
     (keys.directory / "taskyard.toml").write_text(both)
-    words = ("--dialect", "ping-pong")
+    words = ("--for", "ping-pong")
     outcome = keys("invite", "producer,worker,relay", "site", *words)
     assert outcome.err.splitlines()[:2] == [
         "connects:  to ping-pong at tcp://192.0.2.1:2,tcp://192.0.2.1:1",
@@ -345,13 +345,13 @@ def test_endpoint_of_an_invitation_is_that_of_the_running_broker(keys: Keys) -> 
     with Broker(keys.directory, *options) as broker:
         near = keys("invite", "worker", "gpu")
         assert f"dwork: other machines can't reach {broker.endpoints[1]} (give" in near.err
-        far = keys("invite", "worker", "gpu", "--dialect", "wmp")
+        far = keys("invite", "worker", "gpu", "--for", "wmp")
         port = broker.endpoints[2].rpartition(":")[2]
         assert f"--broker tcp://{gethostname()}:{port}" in far.err
         broker.kill()
     # A killed broker leaves the file, and it does not count.
     assert (keys.directory / ".taskyard" / "endpoints.json").exists()
-    outcome = keys("invite", "worker", "gpu", "--dialect", "wmp")
+    outcome = keys("invite", "worker", "gpu", "--for", "wmp")
     assert "connects:  to wmp at tcp://192.0.2.1:1\n" in outcome.err
 
 
@@ -362,7 +362,7 @@ def test_endpoint_of_an_invitation_is_that_of_the_running_broker(keys: Keys) -> 
         (["relay", "x", *TO], "role relay: needs another one beside it, such as worker"),
         (["worker", "x", "--broker", "ipc:///x"], "must be a TCP endpoint"),
         (["worker", "x", *TO, "--line", "--out", "f"], "--line and --out exclude each other"),
-        (["worker", "x", *TO, "--dialect", "smoke"], "unknown dialect 'smoke'"),
+        (["worker", "x", *TO, "--for", "smoke"], "unknown dialect 'smoke'"),
     ],
 )
 def test_invalid_invitation_is_refused_and_makes_no_key(
@@ -396,7 +396,7 @@ def test_damaged_or_exposed_invitation_is_refused_without_its_content(keys: Keys
 def test_client_needs_an_invitation_of_its_dialect(
     keys: Keys, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    keys("invite", "viewer", "eye", *TO, "--dialect", "wmp")
+    keys("invite", "viewer", "eye", *TO, "--for", "wmp")
     assert run(taskyard, ["status", "--invite", "eye.invite"]) == 2
     assert "is for the dialect wmp, this command needs dwork" in capsys.readouterr().err
     assert run(taskyard, ["rr", "client", "--invite", "eye.invite"]) == 2

@@ -88,12 +88,9 @@ def test_lane_has_its_rule_its_limits_and_its_times(call: Caller) -> None:
     assert (found["reason"], found["attempts"]) == ("no-worker", 0)
 
 
-def test_table_is_as_long_as_was_asked(call: Caller) -> None:
+def test_table_in_a_pipe_has_all_lanes(call: Caller) -> None:
     for number in range(5):
         call.submit(f"t{number}", lane=f"l{number}")
-    outcome = call("lanes", "--limit", "2")
-    assert (len(outcome.out.splitlines()), outcome.err) == (3, "… and 3 more (use --every-lane)\n")
-    assert call("lanes", "--limit", "2", "--json").document()["more"] == 3
     assert len(call("lanes").out.splitlines()) == 6
 
 
@@ -142,25 +139,27 @@ def test_why_explains_a_lane(call: Caller) -> None:
 def test_move_puts_tasks_into_another_lane_or_service(call: Caller) -> None:
     call.submit("m1", lane="a")
     call.submit("m2", lane="a")
-    assert call("move", "m1", "--to-lane", "b") == (0, "moved 1 task\n", "")
+    assert call("edit", "m1", "--to-lane", "b") == (0, "edited 1 task\n", "")
     assert task(call, "m1")["lane"] == "b"
-    outcome = call("move", "--lane", "a", "--to-lane", "", "--to-service", "gpu", "--json")
+    outcome = call("edit", "--lane", "a", "--to-lane", "", "--to-service", "gpu", "--json")
     schemas.check(outcome.out)
-    assert outcome.document()["moved"] == 1
+    assert outcome.document()["edited"] == 1
     assert (task(call, "m2")["lane"], task(call, "m2")["service"]) == ("", "gpu")
-    assert call("move", "m2", "--to-lane", "").out.startswith("nothing to move")
-    assert "missing target" in call("move", "m1").err
-    assert "no tasks chosen" in call("move", "--to-lane", "x").err
+    assert call("edit", "m2", "--to-lane", "").out == "edited 0 tasks\n"
+    assert "exclude other changes" in call("edit", "m1", "--to-lane", "b", "--priority", "1").err
+    assert "no tasks chosen" in call("edit", "--to-lane", "x").err
 
 
 def test_expired_lane_has_failed_and_can_be_retried(call: Caller) -> None:
     call.submit("e1", lane="a")
     call.submit("e2", lane="a", due="1h")
-    outcome = call("expire", "--lane", "a", "--json")
+    outcome = call("edit", "--lane", "a", "--expiry", "now", "--json")
     schemas.check(outcome.out)
-    assert outcome.document()["expired"] == 2
+    assert outcome.document()["edited"] == 2
     assert task(call, "e1")["state"] == "failed"
-    assert call("expire", "e1").out.startswith("nothing to expire")
+    again = call("edit", "e1", "--expiry", "now")
+    assert again == (0, "edited 0 tasks\n", "not changed: 1 ended task\n")
+    assert "excludes other changes" in call("edit", "e1", "--expiry", "now", "--priority", "1").err
     assert call("retry", "--lane", "a").out == "retried 2 tasks\n"
     assert task(call, "e2")["state"] == "ready"
 
@@ -178,8 +177,7 @@ def test_flush_makes_delayed_tasks_due_and_releases_held_ones(call: Caller) -> N
     [
         ("retry", "--lane", "l"),
         ("cancel", "--lane", "l"),
-        ("expire", "--lane", "l"),
-        ("move", "--lane", "l", "--to-lane", "m"),
+        ("edit", "--lane", "l", "--expiry", "now"),
         ("pause", "--lane", "l"),
         ("resume", "--lane", "l"),
         ("why", "--lane", "l"),
@@ -218,7 +216,7 @@ def test_lanes_of_a_stopped_state_are_as_a_broker_of_its_settings_would_have_the
     assert (found["rule"], found["reason"]) == ("kept", "held")
     assert call("services").code == 0
     assert call("why", "--lane", "l").out.startswith("kept/l: ")
-    assert run(taskyard, ["expire", "held"]) == 3
+    assert run(taskyard, ["edit", "held", "--expiry", "now"]) == 3
 
 
 def of_lane(**counts: Any) -> dict[str, Any]:
@@ -254,6 +252,7 @@ def test_terminal_gets_a_screen_of_lanes_and_the_number_of_the_rest(
     assert call("load", str(file)).code == 0
     monkeypatch.setattr("taskyard.cli.inspect.is_on_terminal", lambda: True)
     outcome = call("lanes")
-    assert outcome.err == "… and 2 more (use --every-lane)\n"
+    assert outcome.err == "… and 2 more (all: `taskyard lanes | less`)\n"
     assert len(outcome.out.splitlines()) == 1 + ROWS_SHOWN
-    assert len(call("lanes", "--every-lane").out.splitlines()) == 1 + len(names)
+    monkeypatch.setattr("taskyard.cli.inspect.is_on_terminal", lambda: False)
+    assert len(call("lanes").out.splitlines()) == 1 + len(names)

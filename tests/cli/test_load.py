@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from taskyard.cli import spark_load as pipeline_load
 from taskyard.cli.entry import run, taskyard
-from taskyard.cli.pipeline import load as pipeline_load
 from tests.cli.yard import Caller
 
 OK = """\

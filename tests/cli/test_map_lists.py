@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskyard.campaign.lines import InvalidCampaign, blocks_of_lines
-from taskyard.cli import worker_options
+from taskyard.cli import daemon_options
 from taskyard.cli.entry import run, taskyard
 from taskyard.cli.input_rows import (
     InputRow,
@@ -132,8 +132,8 @@ def test_array_is_not_held() -> None:
 
 
 def test_slots_may_be_a_share_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_options, "usable_cores", lambda: 3)
-    convert = worker_options.SlotCount().convert
+    monkeypatch.setattr(daemon_options, "usable_cores", lambda: 3)
+    convert = daemon_options.SlotCount().convert
     shares = ("4", 4), ("50%", 1), ("1%", 1), ("200%", 6)
     assert [(text, convert(text, None, None)) for text, _ in shares] == [*shares]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskyard.cli.options import CliContext
-from taskyard.cli.pipeline.progress import StageProgress
+from taskyard.cli.pipeline import StageProgress
 from taskyard.cli.progress import RATE_SECONDS, ProgressBar
 
 if TYPE_CHECKING:

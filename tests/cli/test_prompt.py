@@ -6,7 +6,7 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
-from taskyard.cli.prompt import HostedPrompt
+from taskyard.cli.round_robin import HostedPrompt
 from taskyard.net.host import Host
 
 if TYPE_CHECKING:

@@ -159,8 +159,8 @@ def test_verbs_find_the_running_broker_through_a_read_only_mount(
         if is_used:
             _use(tmp_path / "live")
         with read_only_disk(tmp_path / "live") as directory:
-            code, out, err = run_here(directory, "status", "--line")
+            code, out, err = run_here(directory, "status", "--json")
             assert (code, err) == (0, "")
-            assert ("done=1" in out) is is_used
+            assert ('"done":1' in out) is is_used
             assert run_here(directory, "journal", "check")[0] == 0
         assert broker.terminate()[0] == 0

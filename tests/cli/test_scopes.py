@@ -1,4 +1,4 @@
-"""Options that choose tasks, `--after-campaign`, and `status --line`."""
+"""Options that choose tasks, and `--after-campaign`."""
 
 from __future__ import annotations
 
@@ -23,18 +23,6 @@ def test_command_applies_to_tasks_that_match_every_option(call: Caller, verb: st
     call("cancel", "--match", f"{verb}-")
 
 
-def test_wait_is_for_tasks_that_match_now(call: Caller) -> None:
-    call.submit("quick-1", lane="w", campaign="w")
-    call.submit("quick-2", "false", campaign="w")
-    call.submit("slow", due="1h", lane="x", campaign="w")
-    assert call("wait", "--match", "quick").code == 1
-    assert call("wait", "--lane", "w", "--campaign", "w").code == 0
-    assert call("wait", "--lane", "x", "--timeout", "0.05").code == 4
-    assert "no matching task" in call("wait", "--match", "nothing-of-the-kind").err
-    assert call("wait", "slow", "--match", "s").code == 2
-    call("cancel", "slow")
-
-
 def test_task_after_a_whole_campaign_runs_last(call: Caller) -> None:
     for number in range(3):
         call.submit(f"part-{number}", "sh", "-c", "sleep 0.1", campaign="parts")
@@ -51,12 +39,3 @@ def test_task_after_an_unknown_campaign_is_refused(call: Caller) -> None:
     outcome = call("submit", "--after-campaign", "none", "--", "true")
     assert outcome.code == 2
     assert outcome.err == "taskyard: unknown campaign none (submit its tasks first)\n"
-
-
-def test_status_is_one_line_for_scripts(call: Caller) -> None:
-    call.submit("lined", campaign="line")
-    call("wait", "lined")
-    outcome = call("status", "--campaign", "line", "--line")
-    assert outcome == (0, "blocked=0 delayed=0 ready=0 leased=0 done=1 failed=0 cancelled=0\n", "")
-    assert call("status", "--line").out.count("\n") == 1
-    assert call("status", "--line", "--json").code == 2

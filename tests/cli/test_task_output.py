@@ -140,7 +140,7 @@ def test_clean_removes_output_of_settled_tasks(call: Caller, yard: Yard, fifo: P
     until(running.exists, "output of the running task")
     os.utime(files.path(name_of(b"old\n" * 20_000)), (0, 0))
     assert call("clean").code == 2
-    removed = "1 file of 1 task, 78.1 KiB\n"
+    removed = "1 file of 1 task, 78 KiB\n"
     words = ("clean", "--campaign", "litter", "--older-than", "1h")
     note = "1 task may still run: their files stay\n"
     assert call(*words, "--dry-run") == (0, f"would remove {removed}", note)

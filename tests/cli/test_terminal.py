@@ -15,7 +15,7 @@ import pytest
 
 from taskyard.campaign.batches import encode_batch
 from taskyard.campaign.task_spec import TaskSpec
-from taskyard.cli import terminal
+from taskyard.cli import format as cli_format
 from taskyard.client.internal import InternalClient
 from tests.cli.yard import running
 from tests.kit.cases import each_case
@@ -149,17 +149,9 @@ def test_no_refusal_and_no_other_verb_passes_control_characters_on(yard: Yard) -
 
 
 def test_output_of_a_task_is_escaped_on_a_terminal_but_for_tabs_and_newlines(yard: Yard) -> None:
-    expected = terminal.escape_control(HOSTILE) + r"\x9b8m" + "   tab\n"
+    expected = cli_format.escape_control(HOSTILE) + r"\x9b8m" + "   tab\n"
     for text in on_terminal(yard, [("log", HOSTILE), ("results", HOSTILE)]):
         assert text.replace("\t", "   ") == expected
-
-
-def test_raw_passes_bytes_on_to_a_terminal(yard: Yard) -> None:
-    for text in on_terminal(yard, [("log", HOSTILE), ("results", HOSTILE)], "--raw"):
-        assert text.encode(errors="surrogateescape") == PRINTED
-    (later, again) = on_terminal(yard, [("log", "--raw", HOSTILE), ("log", HOSTILE)])
-    assert acting_in(later)
-    assert not acting_in(again)
 
 
 def test_pipe_gets_every_byte(yard: Yard) -> None:
@@ -202,19 +194,19 @@ SPACES = (
 def test_both_escapes_cover_the_same_characters(code: int) -> None:
     character = chr(code)
     is_acting = not character.isprintable() and character not in "\t\n" and code not in SPACES
-    assert (terminal.escape_control(character) != character) is is_acting
-    document = terminal.escape_control_json(msgspec.json.encode(character))
+    assert (cli_format.escape_control(character) != character) is is_acting
+    document = cli_format.escape_control_json(msgspec.json.encode(character))
     assert msgspec.json.decode(document) == character
     assert not is_acting or document.isascii()
 
 
 def test_stream_that_is_no_terminal_is_left_alone(tmp_path: Path) -> None:
     with (tmp_path / "file").open("w") as file:
-        assert terminal.raw_stream(file) is file
+        assert cli_format.raw_stream(file) is file
         before: Any = sys.stdout
         sys.stdout = file
         try:
-            with terminal.escaping_output():
+            with cli_format.escaping_output():
                 assert sys.stdout is file
         finally:
             sys.stdout = before

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import msgspec
 import pytest
 
-from taskyard.cli.watch import RECORD_LABELS, lines_of
+from taskyard.cli.task_list import RECORD_LABELS, lines_of
 from taskyard.wire.record_views import AnyRecordDocument
 from tests.cli.yard import Caller, Yard, running
 from tests.kit.processes import Running
@@ -78,15 +78,6 @@ def test_payloads_results_and_output_are_never_printed(call: Caller) -> None:
     assert "hidden" not in outcome.out
 
 
-@pytest.mark.parametrize("words", [("--service", "s"), ("--match", "m"), ("--lane", "l")])
-def test_end_of_a_part_of_a_campaign_is_not_waited_for(
-    call: Caller, words: tuple[str, ...]
-) -> None:
-    outcome = call("watch", "--until-settled", *words)
-    assert outcome.code == 2
-    assert "--until-settled excludes --service" in outcome.err
-
-
 def test_record_that_is_not_there_yet_is_refused(call: Caller) -> None:
     outcome = call("watch", "--since", "999999", "--until-settled")
     assert outcome.code == 2
@@ -94,9 +85,9 @@ def test_record_that_is_not_there_yet_is_refused(call: Caller) -> None:
 
 
 def test_interrupted_watch_exits_130(yard: Yard, call: Caller) -> None:
-    call.submit("signal")
-    with Running(yard.directory, "watch", "--match", "signal", "--since", "0") as watch:
-        assert watch.line().endswith(" signal")
+    call.submit("signal", campaign="signals")
+    with Running(yard.directory, "watch", "--campaign", "signals", "--since", "0") as watch:
+        assert watch.line().endswith(" signals/signal")
         code, _, err = watch.send(signal.SIGINT).end()
     assert (code, err.strip()) == (130, "taskyard: interrupted; the tasks continue")
 

@@ -18,8 +18,9 @@ from docs.schemas import check
 from taskyard.cli.entry import run, taskyard
 from taskyard.core.model import Submission, Terms, WorkerFacts
 from taskyard.core.records import Failed, Finished, Submitted, WorkerJoined
-from taskyard.demo import agent, audit, campaign, directory
-from taskyard.demo.audit import BrokerKill, DemoCounts, RecordFold
+from taskyard.demo import campaign, cluster
+from taskyard.demo import tasks as demo_tasks
+from taskyard.demo.campaign import BrokerKill, DemoCounts, RecordFold
 from taskyard.demo.cluster import DemoCluster
 from taskyard.errors import ExitCode, ProcessEnded, UserError
 from taskyard.journal.audit import AuditCounts
@@ -114,7 +115,7 @@ def guarantees(counts: DemoCounts, **changed: int) -> Guarantees:
 
 
 def broken(counts: DemoCounts, kill: BrokerKill = KILL, **changed: int) -> dict[str, ExitCode]:
-    lines = audit.lines(counts, guarantees(counts, **changed), PLANNED, kill)
+    lines = campaign.lines(counts, guarantees(counts, **changed), PLANNED, kill)
     return {line.what: line.code for line in lines if not line.passed}
 
 
@@ -191,14 +192,14 @@ def test_campaign_has_the_planned_tasks_and_failures(tasks: int) -> None:
     planned = campaign.make_campaign(tasks)
     found = {task["name"]: task for task in campaign.tasks_of(planned)}
     assert len(found) == planned.tasks == tasks
-    strict = [name for name, task in found.items() if host_of(task) == agent.STRICT]
+    strict = [name for name, task in found.items() if host_of(task) == demo_tasks.STRICT]
     assert len(strict) == planned.failing_count > 0
     receipts = [name for name, task in found.items() if set(task.get("after", ())) & {*strict}]
     assert len(receipts) + 1 == planned.blocked_count
     assert set(receipts) <= set(found["digest"]["after"])
     hosts = Counter(host_of(task) for task in found.values())
     assert len(hosts) - 1 == planned.lanes
-    assert hosts[agent.DOWN] > 0
+    assert hosts[demo_tasks.DOWN] > 0
 
 
 def host_of(task: dict[str, Any]) -> str | None:
@@ -207,9 +208,9 @@ def host_of(task: dict[str, Any]) -> str | None:
 
 
 def test_agent_accepts_defers_and_refuses_by_destination(tmp_path: Path) -> None:
-    hosts = ("host-01.example", agent.STRICT, agent.DOWN)
+    hosts = ("host-01.example", demo_tasks.STRICT, demo_tasks.DOWN)
     fed = "".join(f"mail-{number}/1\t{host}\t{{}}\n" for number, host in enumerate(hosts))
-    command = [sys.executable, agent.__file__]
+    command = [sys.executable, demo_tasks.__file__]
     done = subprocess.run(
         command, cwd=tmp_path, input=fed + "#idle\n\n", capture_output=True, text=True, check=True
     )
@@ -228,10 +229,10 @@ def test_destination_recovers_after_its_outage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert agent.deliver(agent.DOWN).startswith("deferall")
-    before_s = agent.OUTAGE_FILE.stat().st_mtime - agent.OUTAGE_SECONDS
-    os.utime(agent.OUTAGE_FILE, (before_s, before_s))
-    assert agent.deliver(agent.DOWN) == "ok 250 accepted"
+    assert demo_tasks.deliver(demo_tasks.DOWN).startswith("deferall")
+    before_s = demo_tasks.OUTAGE_FILE.stat().st_mtime - demo_tasks.OUTAGE_SECONDS
+    os.utime(demo_tasks.OUTAGE_FILE, (before_s, before_s))
+    assert demo_tasks.deliver(demo_tasks.DOWN) == "ok 250 accepted"
 
 
 # The directory.
@@ -247,29 +248,29 @@ def test_foreign_directory_is_left_unchanged(
 
 
 def test_next_demo_replaces_only_files_of_the_last(tmp_path: Path) -> None:
-    directory.prepare_directory(tmp_path).__exit__()
+    cluster.prepare_directory(tmp_path).__exit__()
     (tmp_path / "report").mkdir()
     (tmp_path / "campaign.jsonl").touch()
     (tmp_path / "notes.txt").touch()
-    with directory.prepare_directory(tmp_path):
+    with cluster.prepare_directory(tmp_path):
         kept = sorted(path.name for path in tmp_path.iterdir())
     assert kept == [".taskyard-demo", "log", "notes.txt", "taskyard.toml"]
 
 
 def test_two_demos_do_not_share_a_directory(tmp_path: Path) -> None:
     with (
-        directory.prepare_directory(tmp_path),
+        cluster.prepare_directory(tmp_path),
         pytest.raises(UserError, match="another demo is running here"),
     ):
-        directory.prepare_directory(tmp_path)
+        cluster.prepare_directory(tmp_path)
 
 
 def test_demo_settings_are_valid(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with directory.prepare_directory(tmp_path / "with a space") as here:
+    with cluster.prepare_directory(tmp_path / "with a space") as here:
         assert run(taskyard, ["config", "--check", str(here.settings)]) == 0
         assert run(taskyard, ["config", "--config", str(here.settings), "--json"]) == 0
         settings = capfd.readouterr().out.splitlines()[-1]
-    assert f"{sys.executable} {agent.__file__}" in settings
+    assert f"{sys.executable} {demo_tasks.__file__}" in settings
 
 
 # The processes.
@@ -277,7 +278,7 @@ def test_demo_settings_are_valid(tmp_path: Path, capfd: pytest.CaptureFixture[st
 
 @pytest.fixture
 def yard(tmp_path: Path) -> Iterator[DemoCluster]:
-    with directory.prepare_directory(tmp_path) as here, DemoCluster(here) as yard:
+    with cluster.prepare_directory(tmp_path) as here, DemoCluster(here) as yard:
         yield yard
 
 
@@ -302,7 +303,7 @@ def test_broker_restarts_on_its_ports_and_all_processes_end(yard: DemoCluster) -
 def test_missing_spark_is_reported_with_the_install_command(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("taskyard.cli.pipeline.group.find_spec", lambda _name: None)
+    monkeypatch.setattr("taskyard.cli.pipeline.find_spec", lambda _name: None)
     assert run(taskyard, ["demo"]) == 2
     err = capfd.readouterr().err
     assert "pyspark, pandas, pyarrow not installed" in err
@@ -315,7 +316,7 @@ def test_document_matches_its_schema(
 ) -> None:
     from taskyard.demo import walkthrough  # noqa: PLC0415  # patched here
 
-    lines = audit.lines(changed(completed_twice=1), guarantees(OK), PLANNED, KILL)
+    lines = campaign.lines(changed(completed_twice=1), guarantees(OK), PLANNED, KILL)
     outcome = walkthrough.DemoResult(tmp_path, tmp_path, tmp_path, tmp_path, OK, lines, 1.0)
     monkeypatch.setattr(walkthrough, "run", lambda *_: outcome)
     assert run(taskyard, ["demo", "--json"]) == 6

@@ -15,8 +15,8 @@ from pyspark import cloudpickle
 from pyspark_taskyard.options import SourceOptions
 from pyspark_taskyard.reader import TablePartition, TableReader
 from pyspark_taskyard.record_ranges import RecordRange, shared_file
+from taskyard.cli import spark_load as load_command
 from taskyard.cli.entry import run, taskyard
-from taskyard.cli.pipeline import load as load_command
 from taskyard.errors import NotInstalled, UnusableFile
 from taskyard.pipeline import executors
 from taskyard.pipeline.executors import SharedPaths

@@ -341,7 +341,7 @@ def test_directory_without_a_state_is_refused(
 def test_command_without_spark_prints_the_install_command(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("taskyard.cli.pipeline.group.find_spec", lambda _name: None)
+    monkeypatch.setattr("taskyard.cli.pipeline.find_spec", lambda _name: None)
     assert run(taskyard, ["pipeline", "history", "--state", str(tmp_path)]) == 2
     err = capfd.readouterr().err
     assert "pyspark, pandas, pyarrow not installed (`pip install" in err

@@ -32,7 +32,7 @@ FILE = "campaign.jsonl"
 STARTING: tuple[tuple[Sequence[str], signal.Signals], ...] = (
     (("report", "--out", "report"), signal.SIGINT),
     (("fleet", "--workers", "1"), signal.SIGHUP),
-    (("load", "--dry-run", FILE), signal.SIGTERM),
+    (("load", FILE, "--dry-run", "--spark", "local[*]"), signal.SIGTERM),
     (("sweep", FILE, "--workers", "1", "--run-time", "1s"), signal.SIGTERM),
 )
 
@@ -70,7 +70,7 @@ class Command(Running):
     """A running pipeline command and its processes."""
 
     def __init__(self, directory: Path, *words: str) -> None:
-        group = () if words[0] == "report" else ("pipeline",)
+        group = () if words[0] in ("report", "load") else ("pipeline",)
         super().__init__(directory, *group, *words)
         self._seen: set[int] = set()
 

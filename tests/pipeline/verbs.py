@@ -120,7 +120,8 @@ def data_source(place: Place) -> object:
 
 def history(place: Place) -> object:
     found = place.run("history", "--state", "state", "--out", f"tables-{place.name}")
-    return [found[name] for name in ("row_last", "parts", "campaigns")]
+    (made,) = found["states"]
+    return [made[name] for name in ("row_last", "parts", "campaigns")]
 
 
 def report(place: Place) -> object:

@@ -187,6 +187,6 @@ one = 11
 def test_place_is_the_nearest_known_line(tmp_path: Path) -> None:
     file = written(tmp_path, "[a]\nb = {c = 1}\n")
     document = read(file)
-    assert document.place("a", "b", "c") == f"{file}:2"
-    assert document.place("a", "x") == f"{file}:1"
-    assert document.place("x") == str(file)
+    assert document.location("a", "b", "c") == f"{file}:2"
+    assert document.location("a", "x") == f"{file}:1"
+    assert document.location("x") == str(file)

@@ -121,7 +121,7 @@ def test_key_is_read_from_the_file_with_its_line(key: AnyKey, tmp_path: Path) ->
     settings = load(written(tmp_path, text), environment={})
     found = settings.all[key.path]
     assert (found.value, found.origin.source) == (value, Source.FILE)
-    assert found.origin.place == f"{tmp_path}/taskyard.toml:5"
+    assert found.origin.location == f"{tmp_path}/taskyard.toml:5"
 
 
 @each_key
@@ -131,7 +131,7 @@ def test_key_is_read_from_its_variable(key: AnyKey, tmp_path: Path) -> None:
     settings = load(file, environment={key.environment: key.kind.text(value)})
     found = settings.all[key.path]
     assert (found.value, found.origin.source) == (value, Source.ENVIRONMENT)
-    assert found.origin.place == key.environment
+    assert found.origin.location == key.environment
     assert settings.unknown_variables == ()
 
 

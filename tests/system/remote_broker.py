@@ -48,7 +48,7 @@ def main(directory: Path, address: str) -> list[str]:
 
 
 def invite(directory: Path, dialect: str, roles: str, name: str, endpoint: str) -> None:
-    words = ("keys", "invite", roles, name, "--dialect", dialect, "--broker", endpoint)
+    words = ("keys", "invite", roles, name, "--for", dialect, "--broker", endpoint)
     code, _, err = run_here(directory, *words)
     assert code == 0, err
 

@@ -190,7 +190,7 @@ class SecureBroker:
 
     def invite(self, dialect: str, name: str, roles: str = "worker,producer") -> str:
         """Return the file of a new invitation."""
-        words = ("keys", "invite", roles, name, "--dialect", dialect, "--broker")
+        words = ("keys", "invite", roles, name, "--for", dialect, "--broker")
         code, _, err = run_here(self._directory, *words, self.endpoints[dialect])
         assert code == 0, err
         return str(self._directory / f"{name}.invite")

@@ -84,7 +84,7 @@ def test_every_query_of_dashboard_and_rules_has_an_answer(tmp_path: Path) -> Non
         stack.enter_context(Worker(tmp_path, "--slots", "2"))
         page = stack.enter_context(Running(tmp_path, "web", "--until-eof", "--page", "127.0.0.1:0"))
         place = urlsplit(page.line().split()[1]).netloc
-        token = run_here(tmp_path, "web", "--metrics-token")[1]
+        token = run_here(tmp_path, "web", "--share", "metrics")[1]
         client = stack.enter_context(InternalClient(state=tmp_path / ".taskyard"))
         server = stack.enter_context(prometheus(tmp_path, place, token))
 

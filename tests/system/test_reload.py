@@ -225,5 +225,5 @@ def test_closed_terminal_ends_its_programs(words: list[str], tmp_path: Path) -> 
         if not ended:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-    code, _, err = run_here(tmp_path, "status", "--line")
+    code, _, err = run_here(tmp_path, "status")
     assert (code, "showing its last state" in err) == (0, True)

@@ -272,7 +272,7 @@ def test_clean_removes_values_of_settled_tasks(tmp_path: Path, stack: ExitStack)
     state = ("--state", str(tmp_path / ".taskyard"))
     assert len(yard.kept()) == 3
     code, out, _ = run_here(tmp_path, "clean", "--campaign", "c", *state)
-    assert (code, out) == (0, "removed 0 files of 0 tasks, 0 bytes\n")  # they are in use
+    assert (code, out) == (0, "removed 0 files of 0 tasks, 0 B\n")  # they are in use
     yard.age()
     code, out, _ = run_here(tmp_path, "clean", "--campaign", "c", *state)
     assert (code, out) == (0, "removed 2 files of 1 task, 4.6 MiB\n")

@@ -15,12 +15,11 @@ import pytest
 from textual.widgets import Input, RichLog, Static
 
 from taskyard.cli.options import CliContext
-from taskyard.cli.web import BrokerConnector
+from taskyard.cli.web import top_connector
 from taskyard.client import task_filters
 from taskyard.client.internal import BrokerLink, InternalClient
 from taskyard.errors import NoBroker
-from taskyard.tui.app import RowTable, Top, key_table
-from taskyard.tui.output import TaskPane
+from taskyard.tui.app import RowTable, TaskPane, Top, key_table
 from taskyard.tui.screens import Pace
 from tests.kit.processes import Broker, Worker
 
@@ -135,7 +134,7 @@ def local(directory: Path) -> CliContext:
 async def seated(
     context: CliContext, words: str = "", size: tuple[int, int] = (80, 24)
 ) -> AsyncIterator[Seat]:
-    link = BrokerLink(BrokerConnector(context))
+    link = BrokerLink(top_connector(context))
     app = Top(link, "here", task_filters.parse(words))
     try:
         async with app.run_test(size=size) as pilot:

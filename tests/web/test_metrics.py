@@ -198,7 +198,7 @@ def test_real_broker_is_measured_until_it_is_gone(tmp_path: Path) -> None:
         page = PageUnderTest(tmp_path)
         stack.enter_context(page.process)
         assert run_here(tmp_path, "submit", "--wait", "--", "true")[0] == 0
-        own = run_here(tmp_path, "web", "--metrics-token")[1].strip()
+        own = run_here(tmp_path, "web", "--share", "metrics")[1].strip()
         assert (tmp_path / ".taskyard" / "metrics.token").stat().st_mode & 0o777 == 0o600
         assert page.get("/metrics")[0] == 401
         assert page.get("/metrics", "f" * 64)[0] == 401

@@ -107,7 +107,7 @@ def test_secret_is_in_no_argument_and_no_variable(up: UpWithPage, directory: Pat
 def test_other_commands_find_the_page(up: UpWithPage, directory: Path) -> None:
     code, out, err = run_here(directory, "web")
     assert (code, out) == (0, f"page {up.address}\n")
-    assert err == f"the page of process {up.pid} is running, no other one was started\n"
+    assert err == f"the page of process {up.pid} is running, no second page was started\n"
     _, operator, _ = run_here(directory, "web", "--share", "operator")
     assert operator == f"{up.address}\n"
     _, viewer, _ = run_here(directory, "web", "--share", "viewer")

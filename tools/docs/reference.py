@@ -13,6 +13,7 @@ from typing import Final
 import click
 
 from docs import schemas
+from taskyard.cli.commands import help_record
 from taskyard.cli.entry import taskyard as root
 from taskyard.errors import ExitCode
 
@@ -107,7 +108,7 @@ def _command(command: click.Command, context: click.Context) -> Iterator[str]:
 
 def _options(command: click.Command, context: click.Context) -> Iterator[tuple[str, str]]:
     for parameter in command.params:
-        record = parameter.get_help_record(context)
+        record = help_record(parameter, context)
         if record is not None and record[1] and parameter.name not in _COMMON:
             yield record
 

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-import taskyard.cli.pipeline.documents  # noqa: F401  # it adds documents
+import taskyard.cli.documents  # noqa: F401  # it adds documents
 from taskyard.cli.documents import JsonDocument
 from taskyard.cli.journal import (
     JournalCheckDocument,

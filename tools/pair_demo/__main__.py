@@ -9,7 +9,7 @@ from typing import Final
 import click
 
 from pair_demo.pair import run_pair
-from taskyard.cli.command import Command
+from taskyard.cli.commands import Command
 from taskyard.cli.demo import DemoOutput, exit_code, print_lines, verdict
 from taskyard.cli.entry import run
 from taskyard.cli.options import CliContext

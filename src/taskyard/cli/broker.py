@@ -8,17 +8,9 @@ from msgspec import structs
 from taskyard.broker.broker_settings import BrokerSettings
 from taskyard.broker.compaction import CompactionLimits
 from taskyard.broker.server import SettingsReloader, serve
-from taskyard.cli.command import Command
+from taskyard.cli import daemon_options
+from taskyard.cli.commands import Command
 from taskyard.cli.connection import removed_if_unused
-from taskyard.cli.daemon_options import (
-    listen_option,
-    log_options,
-    open_log,
-    read_listen,
-    read_store,
-    secure_option,
-    until_eof_option,
-)
 from taskyard.cli.options import CliContext, setting_option
 from taskyard.cli.output import example
 
@@ -26,8 +18,8 @@ from taskyard.cli.output import example
 @click.command(
     cls=Command, epilog=example("broker --state ./.taskyard --listen dwork=tcp://127.0.0.1:6125")
 )
-@listen_option
-@secure_option
+@daemon_options.listen_option
+@daemon_options.secure_option
 @click.option(
     "--in-memory",
     is_flag=True,
@@ -46,8 +38,9 @@ from taskyard.cli.output import example
     help="With --store, follow the broker that has the journal, and take over when it ends.",
 )
 @click.option("--compact-after-rows", type=click.IntRange(min=1), hidden=True)
-@log_options
-@until_eof_option
+@daemon_options.log_file_option
+@daemon_options.log_options
+@daemon_options.until_eof_option
 @click.pass_obj
 def broker(  # noqa: PLR0913  # one per option
     cli_context: CliContext,
@@ -81,11 +74,11 @@ def broker(  # noqa: PLR0913  # one per option
     SIGTERM and Ctrl-C stop the broker. Workers wait and reconnect. Exit 2 if another broker uses
     the state directory, 7 if it uses the store, 6 if the state is damaged.
     """
-    open_log(cli_context, "broker")
+    daemon_options.open_log(cli_context, "broker")
     state = cli_context.state_directory()
     options = BrokerSettings(
         state,
-        read_listen(listen, cli_context.settings().listeners),
+        daemon_options.read_listen(listen, cli_context.settings().listeners),
         secure=secure,
         in_memory=in_memory,
         store=_read_store(store, in_memory=in_memory, standby=standby),
@@ -115,7 +108,7 @@ def _serve(cli_context: CliContext, options: BrokerSettings) -> None:
 
 def _read_store(store: str, *, in_memory: bool, standby: bool) -> str:
     """Return the URL of a journal in PostgreSQL. Empty: in SQLite, or in memory."""
-    url = read_store(store)
+    url = daemon_options.read_store(store)
     if standby and not url:
         raise click.UsageError("--standby: needs a store in PostgreSQL (give one with --store)")
     if in_memory and url:

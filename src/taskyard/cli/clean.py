@@ -9,17 +9,19 @@ from __future__ import annotations
 import time
 from contextlib import closing
 from functools import partial
+from itertools import accumulate
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
-from taskyard.cli.command import Command
+from taskyard.cli.commands import Command
 from taskyard.cli.connection import connect_read_only, local_state
 from taskyard.cli.documents import CleanDocument
-from taskyard.cli.format import format_count
+from taskyard.cli.format import format_count, format_size
 from taskyard.cli.options import DURATION, SIZE, CliContext
 from taskyard.cli.output import example, print_document
-from taskyard.cli.scopes import OnceOption, check_campaign, complete_campaign
+from taskyard.cli.scopes import campaign_option, check_campaign
 from taskyard.core.identity import spelling
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import shown
@@ -27,7 +29,7 @@ from taskyard.core.states import TaskState
 from taskyard.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from taskyard.core.ledger import Ledger
@@ -35,12 +37,9 @@ if TYPE_CHECKING:
 
 _SETTLED_STATES: Final = (TaskState.DONE, TaskState.FAILED, TaskState.CANCELLED)
 
-#: Blobs that were used more recently stay. A client may be about to submit a task that names one,
+#: Blobs that were used more recently stay. A client may be about to submit a task with such a blob,
 #: and looks for it up to 10 s before.
 _USED_NS: Final = 60 * SECOND_NS
-
-_UNITS: Final = ("bytes", "KiB", "MiB", "GiB", "TiB")
-_UNIT: Final = 1024
 
 
 class _File(NamedTuple):
@@ -63,18 +62,12 @@ class _File(NamedTuple):
     type=DURATION,
     help="Only files that were written longer ago than this.",
 )
-@click.option(
-    "--campaign",
-    cls=OnceOption,
-    metavar="NAME",
-    help="Only files of this campaign.",
-    shell_complete=complete_campaign,
-)
+@campaign_option
 @click.option(
     "--keep-size",
     metavar="SIZE",
     type=SIZE,
-    help="Keep this much of it, the newest. The rest is removed.",
+    help="Keep this much, the newest, and remove older files.",
 )
 @click.option("--every-file", "everything", is_flag=True, help="All files of settled tasks.")
 @click.option("--dry-run", is_flag=True, help="Remove nothing, and print what would be removed.")
@@ -90,9 +83,9 @@ def clean(  # noqa: PLR0913  # one per option
 ) -> None:
     """Remove long output, large arguments and large results of settled tasks.
 
-    Bytes from 64 KiB on are kept in files of the state directory. This command removes those that
-    match every option. At least one option is required. Tasks that may still run are skipped. Head
-    and tail of long output stay.
+    Bytes from 64 KiB on are kept in files of the state directory. This command removes the files
+    that match every option. At least one option is required. Tasks that may still run are skipped.
+    Head and tail of long output stay.
     """
     if older_than is None and campaign is None and keep_size is None and not everything:
         raise UserError("clean: give --older-than, --campaign, --keep-size or --every-file")
@@ -178,20 +171,10 @@ def _older(files: list[_File], age_ns: int) -> list[_File]:
 
 
 def _beyond(files: list[_File], keep_bytes: int) -> list[_File]:
-    """Return the older files beyond a total size of the newest ones."""
-    return list(_beyond_newest(sorted(files, key=_written_ns, reverse=True), keep_bytes))
-
-
-def _beyond_newest(files: list[_File], keep_bytes: int) -> Iterator[_File]:
-    kept = 0
-    for file in files:
-        kept += file.bytes_total
-        if kept > keep_bytes:
-            yield file
-
-
-def _written_ns(file: _File) -> int:
-    return file.written_ns
+    """Return the older files beyond a total size of the newest."""
+    newest = sorted(files, key=attrgetter("written_ns"), reverse=True)
+    totals = accumulate(file.bytes_total for file in newest)
+    return [file for file, total in zip(newest, totals, strict=True) if total > keep_bytes]
 
 
 def _report(
@@ -223,12 +206,3 @@ def _report(
     if active:
         text = f"{format_count(active, 'task')} may still run: their files stay"
         click.echo(text, err=True)
-
-
-def format_size(size_bytes: float) -> str:
-    """Format a size for people: `1.2 GiB`."""
-    for unit in _UNITS:
-        if size_bytes < _UNIT or unit == _UNITS[-1]:
-            break
-        size_bytes /= _UNIT
-    return f"{size_bytes:.0f} {unit}" if unit == _UNITS[0] else f"{size_bytes:.1f} {unit}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from taskyard.cli.command import Command
+from taskyard.cli.commands import Command
 from taskyard.cli.connection import connect_to
 from taskyard.cli.daemon_options import listen_pairs, listen_setting
 from taskyard.cli.documents import ConfigCheckDocument, ConfigDocument, ConfigService, ConfigSetting
@@ -98,7 +98,7 @@ def _setting_document(setting: Setting) -> ConfigSetting:
         key=key.path,
         value=None if value is None else key.kind.to_file(value),
         source=setting.origin.source.name.lower(),
-        place=setting.origin.place or None,
+        place=setting.origin.location or None,
         environment=key.environment,
         help=key.help,
     )

@@ -155,8 +155,8 @@ def local_state(cli_context: CliContext) -> Path:
 def connect_read_only(cli_context: CliContext) -> Iterator[ReadOnlyClient]:
     """Connect to the broker, or open the state directory read-only if no broker runs on it.
 
-    A given state directory needs no settings, so invalid ones are ignored with a warning. Raises
-    `NoBroker` at once if there is no such directory.
+    A given state directory needs no settings, so invalid settings are ignored with a warning.
+    Raises `NoBroker` at once if there is no such directory.
     """
     _ignore_unneeded_settings(cli_context)
     location = broker_location(cli_context)
@@ -181,7 +181,7 @@ def check_not_standby(state: Path) -> None:
 
     found = running_standby(state)
     if found is not None:
-        raise NoBroker(f"{state}: the broker here is {found} (ask that one)")
+        raise NoBroker(f"{state}: the broker here is {found} (use its --state or endpoint)")
 
 
 @contextmanager
@@ -313,7 +313,7 @@ def stream_parts(
 ) -> Iterator[bytes]:
     """Yield a stream part by part.
 
-    Raises `BytesTruncated` or `BytesDamaged` at its end if bytes are missing or others.
+    Raises `BytesTruncated` or `BytesDamaged` at its end if bytes are missing or damaged.
     """
     from taskyard.wire.native.reads import StreamPages  # noqa: PLC0415  # not for `--help`
 

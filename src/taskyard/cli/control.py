@@ -1,127 +1,69 @@
-"""Commands that change tasks, lanes and workers: a table of what they print, and their options."""
+"""Commands that change tasks, lanes and workers: their options, and what they print."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from taskyard.campaign.task_spec import BACKOFF_NS, KEYS
-from taskyard.cli.command import Command
+from taskyard.cli import documents, scopes
+from taskyard.cli.commands import Command
 from taskyard.cli.connection import connect_client
-from taskyard.cli.documents import (
-    CancelDocument,
-    DrainDocument,
-    EditDocument,
-    ExpireDocument,
-    FailoverDocument,
-    MoveDocument,
-    PauseDocument,
-    ResumeDocument,
-    RetryDocument,
-)
 from taskyard.cli.format import escape_line, format_count
-from taskyard.cli.options import CliContext
+from taskyard.cli.options import CliContext, gathered
 from taskyard.cli.output import example, print_document
-from taskyard.cli.scopes import (
-    STATE_FLAGS,
-    check_campaign,
-    complete_lane,
-    complete_name,
-    complete_service,
-    scope_options,
-    to_scope,
-    with_service_of_lane,
-)
 from taskyard.cli.task_list import list_tasks
 from taskyard.cli.task_options import TaskKey
+from taskyard.core.events import Scope
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TaskState
 from taskyard.errors import UnknownName, UserError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
     from taskyard.cli.options import CommandFunction
     from taskyard.client.internal import InternalClient
-    from taskyard.core.events import Scope
 
 #: States in which a task can be cancelled.
-_UNSETTLED_STATES: Final = [
-    *(TaskState.BLOCKED, TaskState.DELAYED, TaskState.READY),
-    *(TaskState.LEASED, TaskState.FAILED),
-]
+_UNSETTLED_STATES: Final = ("blocked", "delayed", "ready", "leased", "failed")
+_ENDED: Final = ("done", "failed", "cancelled")
 
 #: The value of an option that removes a limit.
 _NONE: Final = "none"
 
-
-class _Change(NamedTuple):
-    """How a command that changes tasks reports what it did."""
-
-    document: Callable[..., Struct]
-    #: What is printed before the number of tasks, and if there are none.
-    done: str
-    nothing: str
+#: The expiry that fails tasks at once.
+_NOW: Final = "now"
 
 
-#: The commands that change tasks. Each chooses them by names or by options.
-_CHANGES: Final = {
-    "retry": _Change(
-        RetryDocument, "retried", "nothing to retry: no task is failed, delayed or held"
-    ),
-    "cancel": _Change(CancelDocument, "cancelled", "nothing to cancel: no unfinished task matches"),
-    "move": _Change(
-        MoveDocument, "moved", "nothing to move: the tasks are leased, ended or there already"
-    ),
-    "expire": _Change(
-        ExpireDocument, "expired", "nothing to expire: the tasks are leased or ended"
-    ),
-}
-
-
-def _command(*examples: str) -> Callable[[CommandFunction], Command]:
+def _command(*examples: str) -> Callable[[Callable[..., object]], Command]:
     """Return a decorator that makes a command with the arguments and options that choose tasks."""
 
-    def make(function: CommandFunction) -> Command:
-        name = click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_name)
+    def make(function: Callable[..., object]) -> Command:
+        name = click.argument(
+            "names", nargs=-1, metavar="[NAME]...", shell_complete=scopes.complete_name
+        )
         return click.command(cls=Command, like=list_tasks, most=_MOST, epilog=example(*examples))(
-            name(scope_options(click.pass_obj(function)))
+            name(scopes.scope_options(click.pass_obj(function)))
         )
 
     return make
 
 
-#: The options of the short help. `list` explains the others.
+#: The options of the short help. `list` explains more.
 _MOST: Final = (
     *("campaign", "failed", "all_tasks", "yes", "to_lane", "to_service", "priority"),
     *("time_limit", "retries", "backoff", "expiry"),
 )
 
 
-def _change(
-    cli_context: CliContext,
-    verb: str,
-    names: tuple[str, ...],
-    values: dict[str, Any],
-    **more: object,
-) -> None:
-    """Change the chosen tasks by the method of the client, and print how many there were."""
-    check_targets(names, values)
-    how = _CHANGES[verb]
-    with connect_client(cli_context) as client:
-        names, values = resolve_targets(client, names, values)
-        number = getattr(client, verb)(names or to_scope(values), **more)
-    if cli_context.as_json:
-        print_document(how.document(**{how.done: number}))
-    else:
-        click.echo(f"{how.done} {format_count(number, 'task')}" if number else how.nothing)
-
-
 @_command("retry fetch-a", "retry --campaign thumbs --failed", "retry --service smtp --lane a.org")
-def retry(cli_context: CliContext, /, names: tuple[str, ...], **values: Any) -> None:  # noqa: ANN401  # scope options
-    """Retry failed tasks, and delayed ones now.
+def retry(cli_context: CliContext, /, names: tuple[str, ...], *, chosen: scopes.TaskChoice) -> None:
+    """Retry failed tasks, and make delayed tasks due.
 
     Choose tasks by name, or by options: then all tasks that match every option. --failed alone
     means every failed task. Dependents continue when the tasks are done.
@@ -129,7 +71,14 @@ def retry(cli_context: CliContext, /, names: tuple[str, ...], **values: Any) -> 
     With --lane, flush the lane: its delayed tasks become due, and if the settings hold it (`hold`),
     its ready tasks are released. --service may be omitted if only one service has the lane.
     """
-    _change(cli_context, "retry", names, values)
+    with _connected(cli_context, names, chosen) as (client, targets):
+        retried = client.retry(targets)
+    if cli_context.as_json:
+        print_document(documents.RetryDocument(retried=retried))
+    elif retried:
+        click.echo(f"retried {format_count(retried, 'task')}")
+    else:
+        click.echo("nothing to retry: no task is failed, delayed or held")
 
 
 @_command("cancel fetch-a", "cancel --campaign thumbs")
@@ -137,14 +86,15 @@ def retry(cli_context: CliContext, /, names: tuple[str, ...], **values: Any) -> 
     "--all", "all_tasks", is_flag=True, help="Every unfinished or failed task. Needs --yes."
 )
 @click.option("--yes", is_flag=True, help="Confirm --all.")
+@scopes.only_option
 def cancel(
     cli_context: CliContext,
     /,
     names: tuple[str, ...],
     *,
+    chosen: scopes.TaskChoice,
     all_tasks: bool,
     yes: bool,
-    **values: Any,  # noqa: ANN401  # scope options
 ) -> None:
     """Cancel tasks and their dependents.
 
@@ -152,77 +102,87 @@ def cancel(
     killed. Done tasks stay done.
     """
     if all_tasks:
-        _check_all(names, values, yes=yes)
-        values["only"] = [state.name.lower() for state in _UNSETTLED_STATES]
-    _change(cli_context, "cancel", names, values)
+        if names or chosen.is_given:
+            raise UserError("--all excludes names and other options")
+        if not yes:
+            raise UserError("--all: cancels every task of the broker (confirm with --yes)")
+        chosen = scopes.TaskChoice(only=_UNSETTLED_STATES)
+    with _connected(cli_context, names, chosen) as (client, targets):
+        cancelled = client.cancel(targets)
+    if cli_context.as_json:
+        print_document(documents.CancelDocument(cancelled=cancelled))
+    elif cancelled:
+        click.echo(f"cancelled {format_count(cancelled, 'task')}")
+    else:
+        click.echo("nothing to cancel: no unfinished task matches")
 
 
-def _check_all(names: tuple[str, ...], values: dict[str, Any], *, yes: bool) -> None:
-    if names or any(values.values()):
-        raise UserError("--all excludes names and other options")
-    if not yes:
-        raise UserError("--all: cancels every task of the broker (confirm with --yes)")
+@contextmanager
+def _connected(
+    cli_context: CliContext, names: tuple[str, ...], chosen: scopes.TaskChoice
+) -> Iterator[tuple[InternalClient, Sequence[str] | Scope]]:
+    """Yield a client, and the chosen tasks as full names or as a scope.
 
-
-@_command("move fetch-a --to-lane slow", "move --service smtp --lane a --to-lane b")
-@click.option(
-    "--to-lane",
-    metavar="LANE",
-    help="Target lane. '' is the open lane.",
-    shell_complete=complete_lane,
-)
-@click.option(
-    "--to-service", metavar="SERVICE", help="Target service.", shell_complete=complete_service
-)
-def move(
-    cli_context: CliContext,
-    /,
-    names: tuple[str, ...],
-    *,
-    to_lane: str | None,
-    to_service: str | None,
-    **values: Any,  # noqa: ANN401  # scope options
-) -> None:
-    """Move tasks to another lane or service.
-
-    Choose tasks by name, or by options: then all tasks that match every option. Leased and ended
-    tasks are not moved. Tasks keep their payload, so workers of the new service must understand it.
-    Without --to-lane tasks keep their lane.
+    Raises `UserError` unless tasks are chosen by name or by options, and for unknown names and
+    campaigns. A lane without a service gets the only service that has it.
     """
-    if to_lane is None and to_service is None:
-        raise UserError("missing target (give --to-lane, --to-service or both)")
-    _change(cli_context, "move", names, values, to_lane=to_lane, to_service=to_service)
+    if names and chosen.is_given:
+        raise UserError(f"names exclude options ({scopes.STATE_FLAGS})")
+    if not names and not chosen.is_given:
+        raise UserError(f"no tasks chosen (give names or {scopes.STATE_FLAGS})")
+    with connect_client(cli_context) as client:
+        if names:
+            yield client, tuple(client.resolve(names))
+            return
+        scopes.check_campaign(client, chosen.campaign)
+        service = scopes.service_of_lane(client, chosen.lane, chosen.service)
+        yield client, structs.replace(chosen, service=service).scope()
 
 
-@_command("expire fetch-a", "expire --service smtp --lane a.org")
-def expire(cli_context: CliContext, /, names: tuple[str, ...], **values: Any) -> None:  # noqa: ANN401  # scope options
-    """Expire tasks, as if their expiry had passed.
+class _KeyOrWord(TaskKey):
+    """The value of a task key, or a word with a meaning of its own."""
 
-    Choose tasks by name, or by options: then all tasks that match every option. Expired tasks are
-    failed: their dependents stay blocked, and `taskyard retry` undoes it. Leased tasks are not
-    expired. To end tasks together with their dependents, use `taskyard cancel`.
-    """
-    _change(cli_context, "expire", names, values)
-
-
-class _Removable(TaskKey):
-    """The value of a task key, or `none`."""
+    def __init__(self, key: str, name: str, *words: str) -> None:
+        super().__init__(key, name)
+        self._words = words
 
     def convert(
         self, value: str, param: click.Parameter | None, ctx: click.Context | None
     ) -> object:
-        return _NONE if value == _NONE else super().convert(value, param, ctx)
+        return value if value in self._words else super().convert(value, param, ctx)
+
+
+class TaskChanges(Struct, frozen=True):
+    """The options that change tasks. None: not given."""
+
+    priority: object
+    time_limit: object
+    retries: object
+    backoff: object
+    expiry: object
+    to_lane: str | None
+    to_service: str | None
+
+    @property
+    def moves(self) -> bool:
+        return self.to_lane is not None or self.to_service is not None
+
+    @property
+    def terms(self) -> tuple[object, ...]:
+        """The changes of tasks that stay in their lane."""
+        return self.priority, self.time_limit, self.retries, self.backoff, self.expiry
 
 
 @_command(
     "edit fetch-a --priority 10",
     "edit --campaign thumbs --time-limit 5m --retries 3",
-    "edit --campaign thumbs --expiry none",
+    "edit --service smtp --lane a --to-lane b",
+    "edit --lane a.org --expiry now",
 )
 @click.option("--priority", type=TaskKey("priority", "N"), help="Higher runs first.")
 @click.option(
     "--time-limit",
-    type=_Removable("time_limit", "DURATION"),
+    type=_KeyOrWord("time_limit", "DURATION", _NONE),
     help="Maximum run time of an attempt, as in 5m, or none.",
 )
 @click.option(
@@ -238,35 +198,58 @@ class _Removable(TaskKey):
 )
 @click.option(
     "--expiry",
-    type=_Removable("expiry", "TIME"),
-    help="Fail the tasks if they still wait then: 2h from now, or a date, or none.",
+    type=_KeyOrWord("expiry", "TIME", _NONE, _NOW),
+    help="Fail the tasks if they still wait then: 2h from now, or a date, or now, or none.",
 )
-def edit(  # noqa: PLR0913  # one per option
+@click.option(
+    "--to-lane",
+    metavar="LANE",
+    help="Move the tasks to this lane. '' is the open lane.",
+    shell_complete=scopes.complete_lane,
+)
+@click.option(
+    "--to-service",
+    metavar="SERVICE",
+    help="Move the tasks to this service.",
+    shell_complete=scopes.complete_service,
+)
+@gathered(TaskChanges, "changes")
+def edit(
     cli_context: CliContext,
     /,
     names: tuple[str, ...],
     *,
-    priority: object,
-    time_limit: object,
-    retries: object,
-    backoff: object,
-    expiry: object,
-    **values: Any,  # noqa: ANN401  # scope options
+    chosen: scopes.TaskChoice,
+    changes: TaskChanges,
 ) -> None:
-    """Change the priority and limits of tasks that wait.
+    """Change the priority, limits, lane or service of tasks that wait.
 
     Choose tasks by name, or by options: then all tasks that match every option. Blocked, delayed
     and ready tasks are changed. Leased and ended tasks are not, and are counted in the output. A
     ready task with a new priority goes behind the ready tasks of that priority.
+
+    Moved tasks keep their payload, so workers of the new service must understand it. Without
+    --to-lane tasks keep their lane. --expiry now fails the tasks with that reason: their dependents
+    stay blocked, and `taskyard retry` undoes it.
     """
-    changes = _changes(priority, time_limit, retries, backoff, expiry)
-    check_targets(names, values)
-    with connect_client(cli_context) as client:
-        names, values = resolve_targets(client, names, values)
-        edited = client.edit(names or to_scope(values), **changes)
-        leased, ended = _unchanged(client, names, to_scope(values))
+    given = [one for one in changes.terms if one is not None]
+    if changes.moves and given:
+        raise UserError("--to-lane and --to-service exclude other changes")
+    if changes.expiry == _NOW and len(given) > 1:
+        raise UserError("--expiry now: excludes other changes")
+    terms = {} if changes.moves or changes.expiry == _NOW else _terms(changes)
+    with _connected(cli_context, names, chosen) as (client, targets):
+        if changes.moves:
+            edited = client.move(targets, to_lane=changes.to_lane, to_service=changes.to_service)
+        elif changes.expiry == _NOW:
+            edited = client.expire(targets)
+        else:
+            edited = client.edit(targets, **terms)
+        leased, ended = _unchanged(client, targets)
+        if changes.expiry == _NOW:
+            ended = max(0, ended - edited)  # expired tasks have failed
     if cli_context.as_json:
-        print_document(EditDocument(edited=edited, leased=leased, ended=ended))
+        print_document(documents.EditDocument(edited=edited, leased=leased, ended=ended))
         return
     click.echo(f"edited {format_count(edited, 'task')}")
     if leased and not cli_context.quiet:
@@ -275,31 +258,30 @@ def edit(  # noqa: PLR0913  # one per option
         click.echo(f"not changed: {format_count(ended, 'ended task')}", err=True)
 
 
-def _changes(
-    priority: object, time_limit: object, retries: object, backoff: object, expiry: object
-) -> dict[str, Any]:
+def _terms(changes: TaskChanges) -> dict[str, Any]:
     """Return the changes as keywords of `edit`. Raises `UserError` if there are none."""
-    changes: dict[str, Any] = {}
-    if priority is not None:
-        changes["priority"] = _read("priority", priority)
-    if time_limit is not None:
+    terms: dict[str, Any] = {}
+    if changes.priority is not None:
+        terms["priority"] = _read("priority", changes.priority)
+    if (time_limit := changes.time_limit) is not None:
         limit_ns = 0 if time_limit == _NONE else _read("time_limit", time_limit)
-        changes["time_limit"] = limit_ns / SECOND_NS
-    if retries is not None:
+        terms["time_limit"] = limit_ns / SECOND_NS
+    if changes.retries is not None:
+        backoff = changes.backoff
         interval_ns = BACKOFF_NS if backoff is None else _read("backoff", backoff)
-        multiples = _read("retries", retries)
-        changes["retry_delays"] = [one * interval_ns / SECOND_NS for one in multiples]
-    elif backoff is not None:
+        multiples = _read("retries", changes.retries)
+        terms["retry_delays"] = [one * interval_ns / SECOND_NS for one in multiples]
+    elif changes.backoff is not None:
         raise UserError("--backoff needs --retries")
-    if expiry is not None:
+    if (expiry := changes.expiry) is not None:
         now_ns = time.time_ns()
         at_ns = 0 if expiry == _NONE else _read("expiry", expiry).at_ns(now_ns)
         if expiry != _NONE and at_ns <= now_ns:
-            raise UserError("--expiry is in the past (see `taskyard expire`)")
-        changes["expires"] = at_ns / SECOND_NS
-    if not changes:
-        raise UserError("nothing to change (give --priority, --time-limit, --retries or --expiry)")
-    return changes
+            raise UserError("--expiry: in the past (use --expiry now)")
+        terms["expires"] = at_ns / SECOND_NS
+    if not terms:
+        raise UserError("nothing to change (see `taskyard edit --help`)")
+    return terms
 
 
 def _read(key: str, value: object) -> Any:  # noqa: ANN401  # by key
@@ -307,47 +289,15 @@ def _read(key: str, value: object) -> Any:  # noqa: ANN401  # by key
     return KEYS[key][1](value)
 
 
-def _unchanged(client: InternalClient, names: tuple[str, ...], scope: Scope) -> tuple[int, int]:
-    """Return how many of the tasks are leased, and how many of the named ones have ended."""
-    from msgspec import structs  # noqa: PLC0415  # not needed by `--help`
-
-    if not names:
-        leased = client.tasks(structs.replace(scope, states=(TaskState.LEASED,)))
-        return (sum(1 for _ in leased) if _may_be_leased(scope) else 0), 0
-    states = [view["state"] for view in client.existing(names).values()]
-    ended = sum(states.count(state) for state in ("done", "failed", "cancelled"))
-    return states.count("leased"), ended
-
-
-def _may_be_leased(scope: Scope) -> bool:
-    return scope.states is None or TaskState.LEASED in scope.states
-
-
-def check_targets(names: tuple[str, ...], values: dict[str, Any]) -> None:
-    """Raise `UserError` unless tasks are chosen by name or by options. Needs no broker."""
-    if names and any(_is_set(values)):
-        raise UserError(f"names exclude options ({STATE_FLAGS})")
-    if not names and not any(_is_set(values)):
-        raise UserError(f"no tasks chosen (give names or {STATE_FLAGS})")
-
-
-def resolve_targets(
-    client: InternalClient, names: tuple[str, ...], values: dict[str, Any]
-) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """Return full task names, or a scope with its service.
-
-    Unknown names and campaigns raise `UserError`. A lane without a service gets the only service
-    that has it.
-    """
-    if names:
-        return (*client.resolve(names),), values
-    check_campaign(client, values["campaign"])
-    return names, with_service_of_lane(client, values)
-
-
-def _is_set(values: dict[str, Any]) -> list[bool]:
-    """Return whether a value is set. An empty lane is: it is the open lane."""
-    return [bool(value) or value == "" for value in values.values()]
+def _unchanged(client: InternalClient, targets: Sequence[str] | Scope) -> tuple[int, int]:
+    """Return how many of the tasks are leased, and how many of the named tasks have ended."""
+    if isinstance(targets, Scope):
+        if targets.states is not None and TaskState.LEASED not in targets.states:
+            return 0, 0
+        leased = client.tasks(structs.replace(targets, states=(TaskState.LEASED,)))
+        return sum(1 for _ in leased), 0
+    states = [view["state"] for view in client.existing(targets).values()]
+    return states.count("leased"), sum(states.count(state) for state in _ENDED)
 
 
 @click.command(cls=Command, epilog=example("drain host-4711", "drain --every-worker"))
@@ -365,7 +315,7 @@ def drain(cli_context: CliContext, names: tuple[str, ...], *, every_worker: bool
     with connect_client(cli_context) as client:
         drained = client.drain() if every_worker else _drain(client, names)
     if cli_context.as_json:
-        print_document(DrainDocument(drained=drained))
+        print_document(documents.DrainDocument(drained=drained))
     else:
         leaving = ", the broker exits when no task is running" if every_worker else ""
         click.echo(f"drained {format_count(drained, 'worker')}{leaving}")
@@ -388,14 +338,14 @@ def failover(cli_context: CliContext, *, force: bool) -> None:
 
     The broker answers what it has received, ends its term and stops. The standby takes over at
     once, without waiting for the lease. A broker that was started with --standby is the standby
-    then. Others exit.
+    then. Any other broker exits.
 
     Exit 2 if no standby has reported lately, or if it lags behind. `taskyard status` shows that.
     """
     with connect_client(cli_context) as client:
         epoch = client.failover(force=force)
     if cli_context.as_json:
-        print_document(FailoverDocument(epoch=epoch))
+        print_document(documents.FailoverDocument(epoch=epoch))
     else:
         click.echo(f"epoch {epoch} ends, the standby takes over")
 
@@ -407,10 +357,10 @@ def _pause_options(command: CommandFunction) -> CommandFunction:
             "--lane",
             metavar="LANE",
             help="Lane of the service.",
-            shell_complete=complete_lane,
+            shell_complete=scopes.complete_lane,
         ),
         click.option(
-            "--service", metavar="SERVICE", help="Service.", shell_complete=complete_service
+            "--service", metavar="SERVICE", help="Service.", shell_complete=scopes.complete_service
         ),
     ):
         command = option(command)
@@ -465,7 +415,7 @@ def _pause_or_resume(
         act(service, lane)
         stats = client.status()
     if cli_context.as_json:
-        kind = PauseDocument if verb == "pause" else ResumeDocument
+        kind = documents.PauseDocument if verb == "pause" else documents.ResumeDocument
         print_document(kind(paused=stats["paused"], pauses=stats["pauses"]))
     else:
         click.echo(format_pauses(stats) or "nothing is paused")
@@ -475,7 +425,7 @@ def _service_of_lane(client: InternalClient, lane: str | None) -> str | None:
     """Return the service that has the lane."""
     if lane is None:
         return None
-    found: str | None = with_service_of_lane(client, {"service": None, "lane": lane})["service"]
+    found = scopes.service_of_lane(client, lane, None)
     if found is None:
         raise UnknownName(f"unknown lane {lane!r} (give its --service)", lane)
     return found

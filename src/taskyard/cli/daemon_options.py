@@ -1,49 +1,50 @@
-"""Options of the commands that run in the foreground: their endpoints and their logs."""
+"""Options of the commands that run in the foreground: their endpoints, logs and workers.
+
+Amounts of workers that are not given are settings, or detected. `worker` has bare words, as in
+--cpus. Commands that start local workers have --worker-cpus: their bare words are of tasks.
+"""
 
 from __future__ import annotations
 
 import logging
+import re
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
+from click.core import ParameterSource
 
 from taskyard.cli.options import (
+    AMOUNT,
+    SIZE,
     CliContext,
     CommandFunction,
     SettingOption,
+    SettingValue,
     setting_option,
     store_option,
 )
 from taskyard.errors import UnusableEndpoint, UserError
 from taskyard.net import endpoints
-from taskyard.process.logs import (
-    FORMATS,
-    LEVELS,
-    LineFormatter,
-    LogWriter,
-    RotatedFile,
-    Rotation,
-    StderrSink,
-    captured_stderr,
-    level_number,
-    start_log,
-    stop_log,
-)
+from taskyard.process import logs
+from taskyard.process.machine import Machine, this_machine, usable_cores
 from taskyard.settings import kinds
 from taskyard.settings.files import InvalidSettings
-from taskyard.settings.keys import PAGE_ADDRESS, ListenSection
-from taskyard.settings.values import InvalidValue
+from taskyard.settings.keys import PAGE_ADDRESS, PROCESSES_MAX, SLOTS_MAX, ListenSection
+from taskyard.settings.values import (
+    OTHER_RESOURCES_MAX,
+    InvalidValue,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
+    from taskyard.core.resources import Resources
     from taskyard.settings.loader import Settings
 
     #: The tables of listeners in the settings, by name.
     ListenTables = Mapping[str, ListenSection]
-    from collections.abc import Iterator
 
 #: Dialects of a broker, with the number of endpoints of each.
 DIALECT_SIDES: Final = {"dwork": 1, "ping-pong": 2, "round-robin": 1, "wmp": 1}
@@ -68,7 +69,7 @@ until_eof_option = click.option(
 def _listen_default(
     context: click.Context, _option: click.Parameter, given: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Return the given endpoints, or those of the settings if none is given."""
+    """Return the given endpoints, by default the endpoints of the settings."""
     cli_context = context.ensure_object(CliContext)
     if context.resilient_parsing or given or cli_context.native_only:
         return given
@@ -101,7 +102,7 @@ page_option = setting_option(
     "--page",
     metavar="HOST:PORT",
     show_default=PAGE_ADDRESS,
-    help="Address of the page, or none. If the port is taken, a free one is used.",
+    help="Address of the page, or none. If the port is taken, a free port is used.",
 )
 
 
@@ -116,7 +117,7 @@ def check_dialect(dialect: str) -> str:
 
 
 def read_listen(listen: tuple[str, ...], tables: ListenTables) -> tuple[tuple[str, str], ...]:
-    """Parse `DIALECT=ENDPOINT` and `NAME=ENDPOINT` options. `tables` are those of the settings."""
+    """Parse `DIALECT=ENDPOINT` and `NAME=ENDPOINT` options. `tables` come from the settings."""
     pairs: list[tuple[str, str]] = []
     for given in listen:
         name, sign, endpoint = given.partition("=")
@@ -190,11 +191,11 @@ def read_store(store: str) -> str:
         raise UserError(f"--store: {error}") from error
 
 
-#: The hidden ones are for supervisors. Users have TASKYARD_LOG_FORMAT and TASKYARD_LOG_LEVEL.
+#: Hidden, for supervisors. Users have TASKYARD_LOG_FORMAT and TASKYARD_LOG_LEVEL.
 _LOG_OPTIONS: Final = (
     click.option(
         "--log-format",
-        type=click.Choice(FORMATS),
+        type=click.Choice(logs.FORMATS),
         cls=SettingOption,
         envvar="TASKYARD_LOG_FORMAT",
         expose_value=False,
@@ -203,22 +204,24 @@ _LOG_OPTIONS: Final = (
     ),
     click.option(
         "--log-level",
-        type=click.Choice(LEVELS),
+        type=click.Choice(logs.LEVELS),
         cls=SettingOption,
         envvar="TASKYARD_LOG_LEVEL",
         expose_value=False,
         callback=store_option("log_level"),
         hidden=True,
     ),
-    click.option(
-        "--log-file",
-        type=click.Path(path_type=Path, dir_okay=False),
-        metavar="FILE",
-        expose_value=False,
-        callback=store_option("log_file"),
-        show_default="stderr",
-        help="Log to this file. The settings log.format, log.level, log.size and log.files apply.",
-    ),
+)
+
+#: For the broker, whose log is rotated. Other daemons log to stderr.
+log_file_option = click.option(
+    "--log-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    expose_value=False,
+    callback=store_option("log_file"),
+    show_default="stderr",
+    help="Log to this file. The settings log.format, log.level, log.size and log.files apply.",
 )
 
 
@@ -229,23 +232,25 @@ def log_options(command: CommandFunction) -> CommandFunction:
     return command
 
 
-def open_log(cli_context: CliContext, process: str) -> LogWriter:
+def open_log(cli_context: CliContext, process: str) -> logs.LogWriter:
     """Start the log of this process. It ends with the command, before its error is printed."""
     settings = cli_context.settings().log
     log_format = cli_context.log_format or settings.format
-    formatter = LineFormatter(process, as_json=log_format == "json")
+    formatter = logs.LineFormatter(process, as_json=log_format == "json")
     path = cli_context.log_file
-    rotation = Rotation(settings.size_bytes, settings.files)
-    writer = LogWriter(formatter, StderrSink() if path is None else RotatedFile(path, rotation))
-    start_log(writer, level_number(log_level(cli_context)))
+    rotation = logs.Rotation(settings.size_bytes, settings.files)
+    writer = logs.LogWriter(
+        formatter, logs.StderrSink() if path is None else logs.RotatedFile(path, rotation)
+    )
+    logs.start_log(writer, logs.level_number(log_level(cli_context)))
     if path is not None or log_format == "json":
         cli_context.log_info = logging.getLogger("taskyard.daemon").info
-    click.get_current_context().call_on_close(lambda: stop_log(writer))
+    click.get_current_context().call_on_close(lambda: logs.stop_log(writer))
     return writer
 
 
 def log_level(cli_context: CliContext) -> str:
-    """Return the level by --log-level, -q, -v, the settings or the place of the log.
+    """Return the level by --log-level, -q, -v, the settings or where the log is.
 
     The settings are for daemons of their own. A supervisor gives its children the level.
     """
@@ -264,10 +269,220 @@ def log_arguments(cli_context: CliContext) -> list[str]:
 
 
 @contextmanager
-def children_logged(cli_context: CliContext, writer: LogWriter) -> Iterator[None]:
-    """Take the stderr of later children into the log file, if there is one."""
+def children_logged(cli_context: CliContext, writer: logs.LogWriter) -> Iterator[None]:
+    """Take the stderr of later children into the log file, if any."""
     if cli_context.log_file is None:
         yield
         return
-    with captured_stderr(writer, cli_context.log_file):
+    with logs.captured_stderr(writer, cli_context.log_file):
         yield
+
+
+class WorkerResource(SettingOption):
+    """An option for a resource of workers. The default is a setting of the section `worker`."""
+
+
+def _setting_callback(key: str) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    """Return a callback that takes the setting if the option is not given."""
+
+    def choose(context: click.Context, option: click.Parameter, given: Any) -> Any:  # noqa: ANN401  # by option
+        if context.resilient_parsing:
+            return given
+        if not _is_given(context, option):
+            given = context.ensure_object(CliContext).settings().value(f"worker.{key}")
+        elif key == "resources":
+            given = _read_resources(context, option, given)
+        return _gpu_ids(given) if key == "gpus" else given
+
+    return choose
+
+
+def _read_resources(
+    context: click.Context, option: click.Parameter, given: tuple[str, ...]
+) -> Resources:
+    """Read pairs `NAME=N`."""
+    try:
+        return kinds.RESOURCES.read(given)
+    except InvalidValue as bad:
+        raise click.BadParameter(str(bad), context, option) from None
+
+
+def _is_given(context: click.Context, option: click.Parameter) -> bool:
+    return context.get_parameter_source(str(option.name)) is ParameterSource.COMMANDLINE
+
+
+def _gpu_ids(value: int | tuple[str, ...] | None) -> tuple[str, ...] | None:
+    """Return the ids of a number of GPUs, by which the machine names them if it has so many."""
+    if not isinstance(value, int):
+        return value
+    found = this_machine().gpus
+    return found[:value] if value <= len(found) else tuple(map(str, range(value)))
+
+
+#: The options for resources of workers, the last first: name, value, type and help.
+_RESOURCES: Final = (
+    ("resource", "NAME=N", click.STRING, "Another resource, as in license=2. Repeatable."),
+    ("gpus", "N|IDS", SettingValue("gpus", "GPUS"), "GPUs: their number, or their ids, as in 0,3."),
+    ("memory", "SIZE", SIZE, "Memory for tasks that ask for some, as in 8G."),
+    ("cpus", "N", AMOUNT, "Cores for tasks that ask for some."),
+)
+
+
+def worker_resource_options(command: CommandFunction) -> CommandFunction:
+    """Add the options for the resources of local workers, such as --worker-cpus."""
+    return resource_options(command, "worker-")
+
+
+def resource_options(command: CommandFunction, prefix: str = "") -> CommandFunction:
+    """Add the options for the resources of workers: cpus, memory, gpus and resources."""
+    for flag, metavar, kind, text in _RESOURCES:
+        is_other = flag == "resource"
+        key = "resources" if is_other else flag
+        command = click.option(
+            f"--{prefix}{flag}",
+            f"{prefix}{key}".replace("-", "_"),
+            cls=WorkerResource,
+            envvar=f"TASKYARD_WORKER_{key.upper()}",
+            callback=_setting_callback(key),
+            metavar=metavar,
+            type=kind,
+            multiple=is_other,
+            show_default=None if is_other else "detected",
+            help=text,
+        )(command)
+    return command
+
+
+def given_resource_options() -> list[str]:
+    """Return the options for resources of workers on the command line of this command."""
+    context = click.get_current_context()
+    return [
+        option.opts[0]
+        for option in context.command.params
+        if isinstance(option, WorkerResource) and _is_given(context, option)
+    ]
+
+
+def local_machine(values: Mapping[str, Any]) -> Machine | None:
+    """Return the resources of local workers from `worker_resource_options`. None: detected."""
+    keys = ("cpus", "memory", "gpus", "resources")
+    cpus, memory, gpus, resources = (values[f"worker_{key}"] for key in keys)
+    return machine_if_set(cpus, memory, gpus, resources)
+
+
+def machine_if_set(
+    cpus: int | None,
+    memory: int | None,
+    gpus: tuple[str, ...] | None,
+    resources: tuple[tuple[bytes, int], ...],
+) -> Machine | None:
+    """Return the resources of workers, or None if all are detected."""
+    if not resources and (cpus, memory, gpus) == (None, None, None):
+        return None
+    return machine_of(cpus, memory, gpus, resources)
+
+
+def machine_of(
+    cpus: int | None,
+    memory: int | None,
+    gpus: tuple[str, ...] | None,
+    resources: tuple[tuple[bytes, int], ...],
+) -> Machine:
+    """Return the resources of workers from the options, and detect what is not given."""
+    found, others = this_machine(), dict(resources)
+    if len(others) > OTHER_RESOURCES_MAX:
+        raise UserError(
+            f"--worker-resource: at most {OTHER_RESOURCES_MAX} names, not {len(others)}"
+        )
+    return Machine(
+        found.cpus if cpus is None else cpus,
+        found.memory if memory is None else memory,
+        found.gpus if gpus is None else gpus,
+        tuple(sorted((name, amount) for name, amount in others.items() if amount)),
+    )
+
+
+# What workers offer, and how much at once.
+
+#: For commands that start workers.
+allow_option = setting_option(
+    "worker.allow",
+    "--allow",
+    multiple=True,
+    metavar="MODULE",
+    help="Offer the functions of this module. Repeatable.",
+)
+
+allow_pickle_option = click.option(
+    "--allow-pickle",
+    is_flag=True,
+    help="Offer the service pickle, which calls any pickled function.",
+)
+
+
+_DIGITS: Final = re.compile(r"\d{1,9}", re.ASCII)
+
+
+class SlotCount(click.ParamType[int]):
+    """A number of slots, or a share of the cores: `4`, `50%`."""
+
+    name = "N"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        text = str(value).strip()
+        number = text.removesuffix("%")
+        slots = int(number) if _DIGITS.fullmatch(number) else 0
+        if slots and number != text:
+            slots = max(1, usable_cores() * slots // 100)
+        if not 1 <= slots <= SLOTS_MAX:
+            self.fail(
+                f"expected a number from 1 to {SLOTS_MAX}, or a share of the cores such as 50%, "
+                f"not {text!r}",
+                param,
+                ctx,
+            )
+        return slots
+
+
+#: For commands that start workers. The setting `worker.slots` is for each worker.
+jobs_option = click.option(
+    "-j",
+    "-P",
+    "--jobs",
+    type=SlotCount(),
+    metavar="N",
+    show_default="one per core",
+    help="Tasks to run at once, by all workers: a number, or a share of the cores, as in 50%.",
+)
+
+
+def jobs_of_workers(settings: Settings, jobs: int | None, workers: int) -> int:
+    """Return the slots of all workers. Raises `UserError` if there are fewer than workers."""
+    if jobs is not None and jobs < workers:
+        raise UserError(f"-j {jobs}: fewer slots than workers (--workers {workers})")
+    if jobs is None and settings.worker.slots is not None:
+        return settings.worker.slots * workers
+    return jobs or max(usable_cores(), workers)
+
+
+def service_options(command: CommandFunction) -> CommandFunction:
+    """Add the options of local workers."""
+    workers = setting_option(
+        "worker.processes",
+        "--workers",
+        type=click.IntRange(1, PROCESSES_MAX),
+        metavar="N",
+        show_default="1",
+        help="Worker processes, unless a broker is running.",
+    )
+    for option in (
+        allow_pickle_option,
+        allow_option,
+        worker_resource_options,
+        workers,
+        jobs_option,
+    ):
+        command = option(command)
+    return command

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from taskyard.cli.documents import DemoCounts, DemoDocument, DemoLine
 from taskyard.cli.format import escape_line
 from taskyard.cli.options import CliContext
 from taskyard.cli.output import example, print_document
-from taskyard.cli.pipeline.documents import DemoCounts, DemoDocument, DemoLine
-from taskyard.cli.pipeline.group import SparkCommand
+from taskyard.cli.pipeline import SparkCommand
 from taskyard.cli.progress import ProgressBar
 from taskyard.demo.campaign import TASKS, TASKS_MAX, TASKS_MIN
 from taskyard.errors import ExitCode
@@ -23,8 +23,8 @@ from taskyard.process.supervisor import stop_signals_as_interrupt
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from taskyard.demo import audit
-    from taskyard.demo.audit import ProofLine
+    from taskyard.demo import campaign
+    from taskyard.demo.campaign import ProofLine
     from taskyard.demo.walkthrough import DemoResult
 
 #: The default of --out.
@@ -110,9 +110,9 @@ def print_lines(lines: list[ProofLine]) -> None:
         click.echo(f"  {line.what:<{wide}}  {line.figures}{mark}")
 
 
-def verdict(lines: list[ProofLine], place: str = "") -> str:
+def verdict(lines: list[ProofLine], where: str = "") -> str:
     broken = [line.what for line in lines if not line.passed]
-    return f"FAILED: {', '.join(broken)}{place}" if broken else "all checks passed"
+    return f"FAILED: {', '.join(broken)}{where}" if broken else "all checks passed"
 
 
 def _print(outcome: DemoResult, out: Path) -> None:
@@ -130,7 +130,7 @@ def _print(outcome: DemoResult, out: Path) -> None:
         click.echo(f"  taskyard {command}")
 
 
-def _counts(counts: audit.DemoCounts) -> DemoCounts:
+def _counts(counts: campaign.DemoCounts) -> DemoCounts:
     audit_counts = counts.audit_counts
     return DemoCounts(
         submitted=audit_counts.submitted,

@@ -2,8 +2,7 @@
 
 A field may be added. Renaming or removing one, or changing its meaning, needs a new version. The
 schemas in `docs/schemas` are generated from these structs, and a test compares the two.
-The documents of `journal` are in `journal.py`, those of `pipeline` and `demo` in
-`pipeline/documents.py`.
+The documents of `journal` are in `journal.py`.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ DOCUMENT_VERSION: Final = 1
 
 
 class JsonDocument(Document, kw_only=True, tag_field="document"):
-    """A document that a command prints. Its tag is the command."""
+    """A document that a command prints. The tag is the command."""
 
     version: Literal[1] = 1
 
@@ -192,8 +191,6 @@ class LanesDocument(JsonDocument, tag="lanes"):
     """`lanes`, waiting lanes first."""
 
     lanes: list[Lane]
-    #: The number of lanes left out.
-    more: int
 
 
 class SubmitDocument(JsonDocument, tag="submit"):
@@ -380,25 +377,13 @@ class CancelDocument(JsonDocument, tag="cancel"):
     cancelled: int
 
 
-class MoveDocument(JsonDocument, tag="move"):
-    """`move`."""
-
-    moved: int
-
-
 class EditDocument(JsonDocument, tag="edit"):
     """`edit`."""
 
     edited: int
-    #: Tasks that were not changed: those that a worker has, and named ones that have ended.
+    #: Tasks that were not changed: a worker has them, or they are named and have ended.
     leased: int
     ended: int
-
-
-class ExpireDocument(JsonDocument, tag="expire"):
-    """`expire`."""
-
-    expired: int
 
 
 class DrainDocument(JsonDocument, tag="drain"):
@@ -426,7 +411,7 @@ class ResumeDocument(PauseDocument, tag="resume"):
 
 
 class GapDocument(JsonDocument, tag="watch"):
-    """A line of `watch`: the journal no longer has the records up to this one."""
+    """A line of `watch`: the journal no longer has the records up to this number."""
 
     kind: Literal["gap"]
     record: int
@@ -485,7 +470,7 @@ class ConfigService(Document):
     name: str
     #: The pattern of its lanes, as `service/lane`.
     match: str
-    #: Keys that it sets. The others have their defaults.
+    #: Keys that it sets. Other keys have their defaults.
     sets: list[str]
 
 
@@ -565,3 +550,211 @@ class KeysRevokeDocument(JsonDocument, tag="keys revoke"):
     """`keys revoke`."""
 
     key: KeyRecord
+
+
+class PipelineLoadDocument(JsonDocument, tag="load"):
+    """`load --spark`."""
+
+    campaign: str
+    new: int
+    existing: int
+    #: Skipped rows.
+    rejected: int
+
+
+class BadRow(Document):
+    """A rejected row."""
+
+    file: str
+    line: int
+    reason: str
+
+
+class PipelineLoadDryRunDocument(JsonDocument, tag="load"):
+    """`load --spark --dry-run`."""
+
+    tasks: int
+    edges: int
+    roots: int
+    depth: int
+    width: int
+    widest: int
+    services: dict[str, int]
+    #: Dependencies that no file defines, with the number of their dependents. The first 1,000.
+    unknown: dict[str, int]
+    duplicates: int
+    cycles: list[list[str]]
+    #: The longest chain by run time, or by tasks if run times are unknown. The first 1,000.
+    critical_path: list[str]
+    #: Null if run times are unknown.
+    critical_path_seconds: float | None
+    rejected_rows: int
+    #: The first 1,000.
+    rejected: list[BadRow]
+
+
+class PipelineFleetDocument(JsonDocument, tag="pipeline fleet"):
+    """`pipeline fleet`."""
+
+    #: Workers that have exited.
+    workers: int
+
+
+class GuaranteeCounts(Document):
+    """Counts over a whole history. If it is sound, lost, twice, broken and unknown are 0."""
+
+    submitted: int
+    done: int
+    failed: int
+    cancelled: int
+    blocked_behind_failure: int
+    unfinished: int
+    lost: int
+    completed_twice: int
+    dependencies_broken: int
+    unknown: int
+    stale_refused: int
+
+
+class StateHistory(Document):
+    """The tables of a state."""
+
+    state: str
+    out: str
+    #: The last row of the journal that the tables cover.
+    row_last: int
+    #: New pairs of history files, and recomputed campaigns.
+    parts: int
+    campaigns: int
+    #: False if a running broker has rows that it has not exported yet.
+    complete: bool
+
+
+class PipelineHistoryDocument(JsonDocument, tag="pipeline history"):
+    """`pipeline history`."""
+
+    states: list[StateHistory]
+
+
+class ReportBroker(Document):
+    """A broker whose history is in a report."""
+
+    #: The column `broker` of the tables.
+    broker: str
+    #: The directory of its history.
+    history: str
+    #: Empty for tasks outside any.
+    campaigns: list[str]
+    guarantees: GuaranteeCounts
+
+
+class ComparedFigure(Document):
+    """A figure of the report's campaign and of an earlier campaign. Null if it is unknown."""
+
+    name: str
+    value: float | None
+    earlier: float | None
+    difference: float | None
+    #: Null if the earlier value is 0.
+    ratio: float | None
+
+
+class ReportComparison(Document):
+    """The comparison with an earlier campaign."""
+
+    #: Null: all campaigns.
+    campaign: str | None
+    #: The directory of the earlier campaign. Empty: the same history.
+    source: str
+    sentence: str
+    figures: list[ComparedFigure]
+
+
+class PipelineReportDocument(JsonDocument, tag="report"):
+    """`report`."""
+
+    page: str
+    tables: str
+    #: Null: all campaigns.
+    campaign: str | None
+    summary: list[str]
+    makespan_ns: int
+    #: Over all brokers.
+    guarantees: GuaranteeCounts
+    sound: bool
+    brokers: list[ReportBroker]
+    #: Null without `--compare`.
+    comparison: ReportComparison | None
+
+
+class DemoCounts(Document):
+    """Counts from the journal of a demo. If it is sound, lost, twice and broken are 0."""
+
+    submitted: int
+    done: int
+    failed: int
+    cancelled: int
+    blocked_behind_failure: int
+    lost: int
+    completed_twice: int
+    dependencies_broken: int
+    stale_refused: int
+    #: Done tasks by dialect.
+    done_by: dict[str, int]
+
+
+class DemoLine(Document):
+    """A check of the demo."""
+
+    check: str
+    figures: str
+    passed: bool
+
+
+class DemoDocument(JsonDocument, tag="demo"):
+    """`demo`."""
+
+    directory: str
+    report: str
+    tables: str
+    seconds: float
+    counts: DemoCounts
+    lines: list[DemoLine]
+    sound: bool
+
+
+class SweepPoint(Document):
+    """The simulated result of one combination."""
+
+    workers: int
+    slots: int
+    policy: str
+    makespan_ns: int
+    busy_ns: int
+    utilisation: float
+    wait_ns_mean: int
+    wait_ns_p50: int
+    wait_ns_p95: int
+    wait_ns_max: int
+    done: int
+    failed: int
+    unfinished: int
+    cpu_ns: int
+    slot_hours: float
+    cost: float | UnsetType = UNSET
+
+
+class PipelineSweepDocument(JsonDocument, tag="pipeline sweep"):
+    """`pipeline sweep`."""
+
+    tasks: int
+    points: list[SweepPoint]
+    sentences: list[str]
+    critical_path_ns: int
+    work_ns: int
+    #: The measured and the simulated time of the original run, and the relative error. Null if not
+    #: measured.
+    measured_ns: int | None
+    replayed_ns: int | None
+    error: float | None
+    page: str | None

@@ -16,21 +16,10 @@ from typing import Final, NoReturn
 
 import click
 
-from taskyard import __version__
-from taskyard.cli.command import usage_text
-from taskyard.cli.commands import COMMANDS, SUGGESTIONS, LazyGroup
-from taskyard.cli.format import escape_line
+from taskyard import __version__, errors
+from taskyard.cli.commands import COMMANDS, SUGGESTIONS, LazyGroup, usage_text
+from taskyard.cli.format import escape_line, escaping_output
 from taskyard.cli.options import CliContext
-from taskyard.cli.terminal import escaping_output
-from taskyard.errors import (
-    ExitCode,
-    Interrupted,
-    JournalDamaged,
-    StateError,
-    TaskyardError,
-    UnusableFile,
-    UserError,
-)
 
 #: Set by a shell to ask for completions. The name is click's.
 COMPLETION_VARIABLE: Final = "_TASKYARD_COMPLETE"
@@ -42,7 +31,7 @@ GC_THRESHOLD: Final = 50_000
 _WRITE_ERRORS: Final = (errno.ENOSPC, errno.EPIPE, errno.EDQUOT, errno.EFBIG)
 
 #: May be caused by a working directory that was deleted.
-_FILE_ERRORS: Final = (OSError, UnusableFile, StateError)
+_FILE_ERRORS: Final = (OSError, errors.UnusableFile, errors.StateError)
 
 
 @click.group(
@@ -69,12 +58,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def _exit(status: int) -> NoReturn:
     """Exit as the interpreter does, but leave all objects to the kernel.
 
-    Freeing them one by one takes as long as the start of an interpreter.
+    Freeing each takes as long as the start of an interpreter.
     """
     gc.freeze()  # the collection at exit would visit every object
     if any(not one.daemon for one in threading.enumerate() if one is not threading.main_thread()):
         sys.exit(status)  # waits for the threads
-    atexit._run_exitfuncs()  # noqa: SLF001  # the only way to call them without the rest
+    atexit._run_exitfuncs()  # noqa: SLF001  # the only way to call them alone
     _discard_stdout()
     with suppress(OSError, ValueError, AttributeError):  # stderr may be closed, or None
         sys.stderr.flush()
@@ -82,7 +71,7 @@ def _exit(status: int) -> NoReturn:
 
 
 def _open_standard_streams() -> None:
-    """Open standard streams that are closed on /dev/null, as those of a daemon may be.
+    """Open standard streams that are closed on /dev/null, as a daemon's may be.
 
     A socket or a file would get their descriptors otherwise, and their readers and writers with it.
     """
@@ -128,22 +117,24 @@ def _run(group: click.Command, arguments: Sequence[str], cli_context: CliContext
     except click.ClickException as error:
         return _report_usage(error, cli_context, arguments)
     except click.Abort:
-        return _print_error(Interrupted(cli_context.interrupt_message), cli_context)
+        return _print_error(errors.Interrupted(cli_context.interrupt_message), cli_context)
     except Exception as error:  # noqa: BLE001  # internal errors are printed in one line too
         return _report(_as_taskyard_error(error), cli_context)
-    return answer if isinstance(answer, int) else ExitCode.OK
+    return answer if isinstance(answer, int) else errors.ExitCode.OK
 
 
-def _as_taskyard_error(error: Exception) -> TaskyardError:
+def _as_taskyard_error(error: Exception) -> errors.TaskyardError:
     """Return any exception as a `TaskyardError`."""
     if isinstance(error, _FILE_ERRORS) and _is_directory_deleted():
-        return UnusableFile("working directory: it was deleted (change to another one)")
-    if isinstance(error, TaskyardError):
+        return errors.UnusableFile(
+            "working directory: it was deleted (change to another directory)"
+        )
+    if isinstance(error, errors.TaskyardError):
         return error
     if isinstance(error, OSError):
         return _os_error(error)
     if isinstance(error, UnicodeEncodeError):
-        return UserError(f"{error.object!r}: not valid UTF-8")
+        return errors.UserError(f"{error.object!r}: not valid UTF-8")
     return _internal_error(error)
 
 
@@ -164,13 +155,13 @@ def _discard_stdout() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _os_error(error: OSError) -> UserError:
+def _os_error(error: OSError) -> errors.UserError:
     """Return an `OSError` that no command has handled, with its file or its operation."""
     reason = error.strerror or str(error)
     subject = error.filename
     if subject is None:
         subject = "stdout" if error.errno in _WRITE_ERRORS else f"I/O error{_location(error)}"
-    wrapped = UnusableFile(f"{subject}: {reason}")
+    wrapped = errors.UnusableFile(f"{subject}: {reason}")
     wrapped.__cause__ = error
     return wrapped
 
@@ -183,9 +174,9 @@ def _is_directory_deleted() -> bool:
     return False
 
 
-def _internal_error(error: Exception) -> TaskyardError:
+def _internal_error(error: Exception) -> errors.TaskyardError:
     """Return an unexpected exception with its location."""
-    wrapped = TaskyardError(
+    wrapped = errors.TaskyardError(
         f"internal error{_location(error)}: {error!r}. Please report it with the output of `-v`."
     )
     wrapped.__cause__ = error
@@ -207,25 +198,25 @@ def _report_usage(
     """Print a usage error. It may precede the parsing of --json and -q."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         error.show()
-        return ExitCode.USAGE
+        return errors.ExitCode.USAGE
     cli_context.as_json = cli_context.as_json or "--json" in arguments
-    return _print_error(UserError(usage_text(error)), cli_context)
+    return _print_error(errors.UserError(usage_text(error)), cli_context)
 
 
-def _report(error: TaskyardError, cli_context: CliContext) -> int:
+def _report(error: errors.TaskyardError, cli_context: CliContext) -> int:
     """Print an error, with the traceback if -v is given or a supervisor logs it."""
     _discard_stdout()
-    if cli_context.verbose or (cli_context.is_supervised and type(error) is TaskyardError):
+    if cli_context.verbose or (cli_context.is_supervised and type(error) is errors.TaskyardError):
         import traceback  # noqa: PLC0415  # slow to import
 
         traceback.print_exception(error)
     return _print_error(error, cli_context)
 
 
-def _print_error(error: TaskyardError, cli_context: CliContext) -> int:
+def _print_error(error: errors.TaskyardError, cli_context: CliContext) -> int:
     """Print an error in one line on stderr, as text or as a JSON document. Return its exit code."""
     text = " ".join(str(error).splitlines())
-    if isinstance(error, JournalDamaged) and "`taskyard journal check" not in text:
+    if isinstance(error, errors.JournalDamaged) and "`taskyard journal check" not in text:
         text += " (details: `taskyard journal check`)"
     with suppress(OSError):  # stderr may be the same pipe as stdout, or a closed terminal
         if cli_context.as_json:
@@ -236,7 +227,7 @@ def _print_error(error: TaskyardError, cli_context: CliContext) -> int:
     return error.exit_code
 
 
-def _print_error_document(error: TaskyardError, text: str) -> None:
+def _print_error_document(error: errors.TaskyardError, text: str) -> None:
     """Print an error as a JSON document on stderr: stdout may have a part of another document."""
     from taskyard.cli.documents import ErrorDetails, ErrorDocument  # noqa: PLC0415  # not needed by `--help`
     from taskyard.cli.output import encode_json  # noqa: PLC0415

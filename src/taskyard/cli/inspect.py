@@ -14,18 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
-from taskyard.cli.command import Command
+from taskyard.cli import documents, scopes
+from taskyard.cli.commands import Command
 from taskyard.cli.connection import broker_location, connect_read_only
 from taskyard.cli.control import format_pauses
-from taskyard.cli.documents import (
-    CampaignStatusDocument,
-    LanesDocument,
-    ServiceRow,
-    ServiceRule,
-    ServicesDocument,
-    WhyDocument,
-    WorkersDocument,
-)
 from taskyard.cli.format import (
     escape_line,
     escape_pattern,
@@ -39,16 +31,6 @@ from taskyard.cli.format import (
 from taskyard.cli.options import CliContext
 from taskyard.cli.output import example, print_document, print_table, print_view
 from taskyard.cli.progress import format_counts
-from taskyard.cli.scopes import (
-    OnceOption,
-    campaign_option,
-    complete_campaign,
-    complete_lane,
-    complete_name,
-    complete_service,
-    service_option,
-    with_service_of_lane,
-)
 from taskyard.cli.wait import (
     FAILURES_LISTED_MAX,
     SLOWEST_SEARCHED_MAX,
@@ -57,7 +39,7 @@ from taskyard.cli.wait import (
 )
 from taskyard.client.requests import problems_of
 from taskyard.core.states import TaskState
-from taskyard.errors import ExitCode, UnknownName, UserError
+from taskyard.errors import UnknownName, UserError
 from taskyard.net.endpoints import has_addresses
 from taskyard.wire.views import Service
 
@@ -79,20 +61,22 @@ _STATUS_ROWS_MAX: Final = 20
         "why --service smtp --lane a.org",
     ),
 )
-@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_name)
-@click.option("--lane", metavar="LANE", help="Explain this lane.", shell_complete=complete_lane)
+@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=scopes.complete_name)
+@click.option(
+    "--lane", metavar="LANE", help="Explain this lane.", shell_complete=scopes.complete_lane
+)
 @click.option(
     "--service",
     metavar="SERVICE",
     help="Service of the lane. Without --lane, explain all its lanes.",
-    shell_complete=complete_service,
+    shell_complete=scopes.complete_service,
 )
 @click.option(
     "--campaign",
-    cls=OnceOption,
+    cls=scopes.OnceOption,
     metavar="NAME",
     help="Explain the failures of this campaign, and name its slowest tasks.",
-    shell_complete=complete_campaign,
+    shell_complete=scopes.complete_campaign,
 )
 @click.pass_obj
 def why(
@@ -117,7 +101,7 @@ def why(
         stats = [broker.explain(name) for name in broker.resolve(names)] if names else []
         found = [] if names else _find_lanes(broker, lane, service)
     if cli_context.as_json:
-        print_document(WhyDocument(tasks=stats, lanes=found))
+        print_document(documents.WhyDocument(tasks=stats, lanes=found))
         return
     for one in stats:
         click.echo(f"{escape_line(full_name(one))}: {escape_line(one['sentence'])}")
@@ -139,7 +123,7 @@ def _explain_campaign(cli_context: CliContext, campaign: str) -> None:
         failures = [broker.explain(name) for name in names]
         slowest = slowest_tasks(broker, scope) if total <= SLOWEST_SEARCHED_MAX else []
     if cli_context.as_json:
-        print_document(WhyDocument(tasks=failures, lanes=[], slowest=slowest))
+        print_document(documents.WhyDocument(tasks=failures, lanes=[], slowest=slowest))
         return
     click.echo(f"campaign {escape_line(campaign)}: {format_counts(counts)}")
     for one in failures:
@@ -157,7 +141,7 @@ def _find_lanes(
     broker: ReadOnlyClient, lane: str | None, service: str | None
 ) -> list[dict[str, Any]]:
     """Return a lane, or all lanes of a service."""
-    meant = with_service_of_lane(broker, {"lane": lane, "service": service})["service"]
+    meant = scopes.service_of_lane(broker, lane, service)
     found = [*broker.lanes(meant, None if lane is None else escape_pattern(lane))]
     if not found:
         what = "lanes" if lane is None else f"lane {escape_line(lane)}"
@@ -179,7 +163,7 @@ def workers(cli_context: CliContext) -> None:
     with connect_read_only(cli_context) as broker:
         found = broker.workers()
     if cli_context.as_json:
-        print_document(WorkersDocument(workers=found))
+        print_document(documents.WorkersDocument(workers=found))
         return
     if not found and not cli_context.quiet:
         click.echo("no workers (start one with `taskyard worker`)", err=True)
@@ -216,44 +200,35 @@ def _worker_row(one: dict[str, Any]) -> tuple[object, ...]:
 
 
 def _tasks_text(tasks: int, waiting: int) -> str:
-    """Return the number of tasks, and of those whose calls wait for other tasks."""
+    """Return the number of tasks, and how many have calls that wait for other tasks."""
     wait = "waits" if waiting == 1 else "wait"
     return f"{tasks} ({waiting} {wait})" if waiting else str(tasks)
 
 
-@click.command(
-    cls=Command, epilog=example("status", "status --campaign thumbs --json", "status --line")
-)
-@campaign_option
-@click.option("--line", is_flag=True, help="Print one line of STATE=COUNT pairs, for scripts.")
+@click.command(cls=Command, epilog=example("status", "status --campaign thumbs --json"))
+@scopes.campaign_option
 @click.pass_obj
-def status(cli_context: CliContext, campaign: str | None, *, line: bool) -> ExitCode:
+def status(cli_context: CliContext, campaign: str | None) -> None:
     """Count the tasks in each state.
 
-    Also counts campaigns, services and workers. The format of --line is stable, new pairs are
-    appended: blocked=0 delayed=0 ready=3 leased=2 done=95 failed=0 cancelled=0.
+    Also counts campaigns, services and workers.
     """
-    if line and cli_context.as_json:
-        raise UserError("--line and --json exclude each other")
     with connect_read_only(cli_context) as broker:
-        stats, place_lines = broker.status(), _place_lines(cli_context, broker)
+        stats, address_lines = broker.status(), _address_lines(cli_context, broker)
         if campaign is not None:
             stats = _campaign_stats(stats, campaign)
     if cli_context.as_json and campaign is not None:
-        print_document(CampaignStatusDocument(campaign=campaign, counts=stats["counts"]))
+        print_document(documents.CampaignStatusDocument(campaign=campaign, counts=stats["counts"]))
     elif cli_context.as_json:
         print_view("status", stats)
-    elif line:
-        click.echo(" ".join(f"{state}={number}" for state, number in stats["counts"].items()))
     else:
         page = _page_address(cli_context)
-        lines = place_lines + _pair_lines((stats["health"] or {}).get("leader"))
+        lines = address_lines + _pair_lines((stats["health"] or {}).get("leader"))
         _print_status(stats, [*lines, f"page {page}"] if page else lines)
-    return ExitCode.OK
 
 
-def _place_lines(cli_context: CliContext, broker: ReadOnlyClient) -> list[str]:
-    """Return a line with the place of a broker that has several."""
+def _address_lines(cli_context: CliContext, broker: ReadOnlyClient) -> list[str]:
+    """Return a line with the address that answers, of a broker that has several."""
     endpoint = broker_location(cli_context).broker
     if endpoint is None or not has_addresses(endpoint):
         return []
@@ -286,27 +261,27 @@ def _pair_lines(leader: dict[str, Any] | None) -> list[str]:
     if leader is None:
         return []
     alone = "" if leader["standbys"] else ", no standby"
-    lines = [f"leader {_place_text(leader)}: epoch {leader['epoch']}{alone}"]
+    lines = [f"leader {_address_text(leader)}: epoch {leader['epoch']}{alone}"]
     for one in leader["standbys"]:
         rows, behind = format_count(one["rows_behind"], "row"), one["seconds_behind"]
         state = f"{rows} and {format_duration(behind)} behind"
         if one["last_seen_ago"] > leader["lease"]:
             state = f"silent for {format_duration(one['last_seen_ago'])}"
-        lines.append(f"standby {_place_text(one)}: {state}")
+        lines.append(f"standby {_address_text(one)}: {state}")
     return lines
 
 
-def _place_text(one: dict[str, Any]) -> str:
+def _address_text(one: dict[str, Any]) -> str:
     return escape_line(" ".join((one["host"], *one["endpoints"])))
 
 
-def _print_status(stats: dict[str, Any], places: list[str]) -> None:
+def _print_status(stats: dict[str, Any], addresses: list[str]) -> None:
     """Print a status, with lines about where the broker and its page are."""
     click.echo(format_counts(stats["counts"], stats.get("behind_failure", 0)))
     if "workers" not in stats:
         return
     click.echo(f"{format_count(stats['workers'], 'worker')}")
-    click.echo("".join(f"{line}\n" for line in places), nl=False)
+    click.echo("".join(f"{line}\n" for line in addresses), nl=False)
     if pauses := format_pauses(stats):
         click.echo(f"{pauses} (undo with `taskyard resume`)")
     for problem in problems_of(stats):
@@ -349,55 +324,47 @@ _SERVICE_COLUMNS: Final = (
 #: Left out on a narrow terminal.
 _OPTIONAL_SERVICE_COLUMNS: Final = ("RULE", "FAILED", "OLDEST", "NEXT DUE")
 
-#: Rules that a row names. An ellipsis stands for the rest.
+#: Rules that a row names. An ellipsis stands for more.
 _RULES_LISTED_MAX: Final = 2
 
 
 @click.command(
     cls=Command, epilog=example("lanes", "lanes --service smtp --waiting", "lanes --lane '*.org'")
 )
-@service_option
+@scopes.service_option
 @click.option(
     "--lane", "pattern", metavar="GLOB", help="Only lanes that match this pattern, as in '*.org'."
 )
 @click.option("--waiting", is_flag=True, help="Only lanes with tasks and without a worker.")
-@click.option("--limit", metavar="N", type=click.IntRange(1), help="Maximum number of lanes.")
-@click.option("--every-lane", is_flag=True, help="List all lanes, even on a terminal.")
 @click.pass_obj
-def lanes(  # noqa: PLR0913  # one per option
+def lanes(
     cli_context: CliContext,
     *,
     service: str | None,
     pattern: str | None,
     waiting: bool,
-    limit: int | None,
-    every_lane: bool,
 ) -> None:
     """List the lanes and why they wait.
 
     Waiting lanes come first, the lane with the oldest task on top. On a terminal the table is
-    limited to one screen (see --every-lane).
+    limited to one screen. A pipe gets all lanes.
     """
     with connect_read_only(cli_context) as broker:
         found = [one for one in broker.lanes(service, pattern) if _is_wanted(one, waiting=waiting)]
     found.sort(key=_order)
-    if limit is None and not every_lane and not cli_context.as_json and is_on_terminal():
-        limit = ROWS_SHOWN
-    shown = found if limit is None else found[:limit]
-    more = len(found) - len(shown)
     if cli_context.as_json:
-        print_document(LanesDocument(lanes=shown, more=more))
+        print_document(documents.LanesDocument(lanes=found))
         return
     if not found:
         cli_context.info(
             _empty_text(waiting=waiting, chosen=service is not None or pattern is not None)
         )
         return
+    shown = found[:ROWS_SHOWN] if is_on_terminal() else found
     rows = [row(one, time.time()) for one in shown]
-    more_options = {"wrapped": ("WHY",), "optional": _OPTIONAL_LANE_COLUMNS}
-    print_table(_LANE_COLUMNS, rows, **more_options)
-    if more:
-        cli_context.info(f"… and {more:,} more (use --every-lane)")
+    print_table(_LANE_COLUMNS, rows, wrapped=("WHY",), optional=_OPTIONAL_LANE_COLUMNS)
+    if more := len(found) - len(shown):
+        cli_context.info(f"… and {more:,} more (all: `taskyard lanes | less`)")
 
 
 def _empty_text(*, waiting: bool, chosen: bool) -> str:
@@ -429,7 +396,11 @@ def _order(one: dict[str, Any]) -> tuple[object, ...]:
 def row(one: dict[str, Any], now: float) -> Sequence[object]:
     """Return the table row of a lane."""
     return (
-        *(one["service"], one["lane"], one["tasks"], one["ready"], one["leased"]),
+        one["service"],
+        one["lane"],
+        one["tasks"],
+        one["ready"],
+        one["leased"],
         one["limit"] or "none",
         time_since(one["oldest"], now),
         one["attempts"],
@@ -463,7 +434,7 @@ def services(cli_context: CliContext) -> None:
         lanes = _by_service(broker.lanes())
         found = [_service(one, stats, workers, lanes) for one in stats["services"]]
     if cli_context.as_json:
-        print_document(ServicesDocument(services=found, paused=stats["paused"]))
+        print_document(documents.ServicesDocument(services=found, paused=stats["paused"]))
         return
     if not found and not cli_context.quiet:
         click.echo("no services: no task was submitted and no worker has connected", err=True)
@@ -489,11 +460,11 @@ def _service(
     stats: dict[str, Any],
     workers: list[dict[str, Any]],
     lanes: dict[str, list[dict[str, Any]]],
-) -> ServiceRow:
+) -> documents.ServiceRow:
     """Return a service with its slots, its pauses and the sums over its lanes."""
     own = [worker for worker in workers if one["name"] in worker["services"]]
     paused = [pause["lane"] for pause in stats["pauses"] if pause["service"] == one["name"]]
-    row = ServiceRow(
+    row = documents.ServiceRow(
         **{field: one[field] for field in Service.__struct_fields__},
         slots=sum(worker["slots"] for worker in own),
         slots_used=sum(worker["slots_used"] for worker in own),
@@ -514,7 +485,7 @@ def _lane_totals(lanes: list[dict[str, Any]]) -> dict[str, Any]:
     reasons = Counter(one["reason"] for one in lanes)
     return {
         "lanes": len(lanes),
-        "rules": [ServiceRule(name=name, limit=limit) for name, limit in limits.items()],
+        "rules": [documents.ServiceRule(name=name, limit=limit) for name, limit in limits.items()],
         "oldest": min(oldest, default=None),
         "next_due": min(due, default=None),
         "reasons": dict(reasons.most_common()),
@@ -534,15 +505,22 @@ def _why(lanes: list[dict[str, Any]], reasons: Counter[str]) -> str:
     )
 
 
-def _service_row(one: ServiceRow, now: float) -> tuple[object, ...]:
+def _service_row(one: documents.ServiceRow, now: float) -> tuple[object, ...]:
     counts: dict[str, int] = msgspec.to_builtins(one.counts)
     tasks = sum(number for state, number in counts.items() if state not in _ENDED)
     return (
-        *(one.name, one.workers, format_slots(one.slots, one.slots_used)),
+        one.name,
+        one.workers,
+        format_slots(one.slots, one.slots_used),
         _first_few([rule.name or "defaults" for rule in one.rules]),
         _first_few([str(rule.limit or "none") for rule in one.rules]),
-        *(tasks, counts["ready"], counts["leased"], counts["failed"]),
-        *(time_since(one.oldest, now), time_until(one.next_due, now), one.why),
+        tasks,
+        counts["ready"],
+        counts["leased"],
+        counts["failed"],
+        time_since(one.oldest, now),
+        time_until(one.next_due, now),
+        one.why,
     )
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import click
 import msgspec
 
-from taskyard.cli.command import Group
+from taskyard.cli.commands import Group
 from taskyard.cli.documents import OutboxTask, StoreOutboxDocument
 from taskyard.cli.format import escape_line, format_count
 from taskyard.cli.options import CliContext

@@ -1,22 +1,23 @@
-"""`taskyard keys`: create, list and revoke access keys, and invite peers.
+"""`taskyard keys` and `taskyard join`: create access keys, invite peers, and start what they join.
 
-Owns the output and the documents. A secret is written only to its file. It is printed only on
-request, by `keys invite --line`. An endpoint for all addresses of a machine is no address, and only
-the user can choose one that the other machine reaches: then the choice is printed.
+A secret is written only to its file. It is printed only on request, by `keys invite --line`. An
+endpoint for all addresses of a machine is no address, and only the user can choose an address
+that the other machine reaches: then the choice is printed.
 """
 
 from __future__ import annotations
 
 import shlex
 import socket
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from taskyard.cli.command import Group
+from taskyard.cli.commands import Command, Group
 from taskyard.cli.daemon_options import DIALECT_SIDES, check_dialect
 from taskyard.cli.documents import (
     KeyRecord,
@@ -108,14 +109,17 @@ def _usage_hint(entry: KeyEntry, path: Path) -> str:
     epilog=example(
         "keys invite worker gpu --broker tcp://head.example:6125",
         "keys invite --for wmp site --broker tcp://head.example:6014",
+        "keys invite --for wmp worker gpu",
     )
 )
 @click.argument("words", nargs=-1, metavar="[ROLE[,ROLE...]] NAME")
 @click.option(
     "--for",
-    "gateway",
+    "dialect",
     metavar="DIALECT",
-    help="For a gateway of unmodified programs of this dialect, with the roles that they need.",
+    show_default="dwork",
+    help="The peer's dialect. Without a role, the invitation is for a gateway of unmodified "
+    "programs, with the roles that they need.",
 )
 @click.option(
     "--broker",
@@ -123,7 +127,6 @@ def _usage_hint(entry: KeyEntry, path: Path) -> str:
     show_default="of the running broker, or from [listen] in the settings",
     help="Endpoint that the peer connects to. For a relay of ping-pong: BACKEND,FRONTEND.",
 )
-@click.option("--dialect", default="dwork", show_default=True, metavar="D", help="Its dialect.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
@@ -132,7 +135,15 @@ def _usage_hint(entry: KeyEntry, path: Path) -> str:
 )
 @click.option("--line", is_flag=True, help="Print the invitation as one line and write no file.")
 @click.pass_obj
-def invite(cli_context: CliContext, /, **given: Any) -> None:  # noqa: ANN401  # click's options
+def invite(  # noqa: PLR0913  # one per option
+    cli_context: CliContext,
+    words: tuple[str, ...],
+    dialect: str | None,
+    broker: str | None,
+    out: Path | None,
+    *,
+    line: bool,
+) -> None:
     """Create a key and an invitation for a peer on another machine.
 
     The invitation is a file (mode 0600) or a line with all that the peer needs: the endpoint, the
@@ -140,19 +151,18 @@ def invite(cli_context: CliContext, /, **given: Any) -> None:  # noqa: ANN401  #
     Move it over a secure channel. `taskyard join FILE` uses it there, and so do the commands with
     --invite. It can replace a key file.
     """
-    dialect = check_dialect(given["gateway"] or given["dialect"])
-    roles, name = _roles_and_name(given["words"], given["gateway"])
-    if given["line"] and given["out"] is not None:
+    if line and out is not None:
         raise UserError("--line and --out exclude each other")
-    places = invited_endpoints(
-        *(given["broker"], check_dialect(dialect), roles),
-        *(cli_context.settings(), cli_context.state_directory()),
-    )
-    path = None if given["line"] else given["out"] or Path(f"{name}.invite")
+    is_gateway = dialect is not None and len(words) == 1
+    dialect = check_dialect(dialect or "dwork")
+    roles, name = _roles_and_name(words, dialect if is_gateway else None)
+    state = cli_context.state_directory()
+    found = invited_endpoints(broker, dialect, roles, cli_context.settings(), state)
+    path = None if line else out or Path(f"{name}.invite")
     issued: list[Invitation] = []
 
     def deliver(key: PeerKey) -> None:
-        issued.append(key.invite(dialect, places))
+        issued.append(key.invite(dialect, found))
         if path is not None:
             key_files.create_key_file(path, key_files.format_invitation_file(issued[0]))
 
@@ -160,31 +170,28 @@ def invite(cli_context: CliContext, /, **given: Any) -> None:  # noqa: ANN401  #
         if path is not None:
             path.unlink(missing_ok=True)
 
-    entry = _keyring(cli_context, cli_context.state_directory()).issue(
-        name, roles, deliver, withdraw
-    )
-    line = key_files.format_invitation(issued[0]) if path is None else None
+    entry = _keyring(cli_context, state).issue(name, roles, deliver, withdraw)
+    text = key_files.format_invitation(issued[0]) if path is None else None
     if cli_context.as_json:
         document = KeysInviteDocument(
             file=None if path is None else str(path),
-            line=line,
+            line=text,
             dialect=dialect,
-            endpoints=[*places],
+            endpoints=[*found],
             key=_record(entry),
         )
         print_document(document)
         return
-    click.echo(line or f"{path}: invitation of {name} ({_roles_text(entry)}), the only copy")
-    cli_context.info(f"connects:  to {dialect} at {','.join(places)}")
+    click.echo(text or f"{path}: invitation of {name} ({_roles_text(entry)}), the only copy")
+    cli_context.info(f"connects:  to {dialect} at {','.join(found)}")
     cli_context.info(f"use it:    {_invite_hint(entry, dialect, path)}")
-    state = shlex.quote(str(cli_context.state_directory()))
-    cli_context.info(f"revoke it: taskyard keys revoke {name} --state {state}")
+    cli_context.info(f"revoke it: taskyard keys revoke {name} --state {shlex.quote(str(state))}")
 
 
 def _roles_and_name(words: tuple[str, ...], gateway: str | None) -> tuple[list[Role], str]:
-    """Return the roles and the name of an invitation. Those of a gateway depend on the dialect."""
+    """Return the roles and the name of an invitation. A gateway has the roles of its dialect."""
     if len(words) != (1 if gateway else 2):
-        raise click.UsageError("give --for DIALECT and NAME, or ROLE and NAME")
+        raise click.UsageError("give ROLE and NAME, or --for DIALECT and NAME")
     if gateway is not None:
         return [Role.RELAY, *relayed_roles(gateway)], words[0]
     return _read_roles(words[0]), words[1]
@@ -204,8 +211,8 @@ def _invite_hint(entry: KeyEntry, dialect: str, path: Path | None) -> str:
     if path is not None and joins:
         return f"taskyard join {shlex.quote(path.name)}"
     if Role.RELAY in entry.roles:
-        place = ",".join(["tcp://127.0.0.1:PORT"] * DIALECT_SIDES[dialect])
-        command = f"relay --listen {dialect}={place}"
+        address = ",".join(["tcp://127.0.0.1:PORT"] * DIALECT_SIDES[dialect])
+        command = f"relay --listen {dialect}={address}"
     elif dialect == "round-robin":
         command = f"rr {'worker' if is_worker else 'client'}"
     elif is_worker and dialect == "ping-pong":
@@ -222,15 +229,18 @@ def _invite_hint(entry: KeyEntry, dialect: str, path: Path | None) -> str:
 @keys.command("list", epilog=example("keys list --json"))
 @click.pass_obj
 def list_keys(cli_context: CliContext) -> None:
-    """List all keys, including revoked ones, oldest first."""
+    """List all keys, also revoked keys, oldest first."""
     entries = _keyring(cli_context, cli_context.state_directory()).entries()
     if cli_context.as_json:
         print_document(KeysListDocument(keys=[_record(entry) for entry in entries]))
         return
     rows = [
         (
-            *(entry.name, ", ".join(entry.roles), entry.fingerprint),
-            *(_cell(entry.made_ns), _cell(entry.revoked_ns)),
+            entry.name,
+            ", ".join(entry.roles),
+            entry.fingerprint,
+            _cell(entry.made_ns),
+            _cell(entry.revoked_ns),
         )
         for entry in entries
     ]
@@ -254,7 +264,7 @@ def revoke(cli_context: CliContext, name: str) -> None:
 
 
 def _keyring(cli_context: CliContext, state: Path) -> Keyring:
-    """Return the keys of a state directory, or those of its store in PostgreSQL."""
+    """Return the keys of a state directory, or of its store in PostgreSQL."""
     known = schema.database_url(state)
     if not known and not state_check.has_journal(state):
         known = cli_context.settings().broker.store
@@ -295,7 +305,7 @@ def invited_endpoints(
 ) -> tuple[str, ...]:
     """Return the endpoints that a peer connects to. Raises `UserError`.
 
-    Two for a relay of ping-pong, which has a backend and a frontend, and one for others.
+    Two for a relay of ping-pong, which has a backend and a frontend, else one.
     """
     count = DIALECT_SIDES[dialect] if Role.RELAY in roles else 1
     if given is not None:
@@ -322,12 +332,12 @@ def invited_endpoints(
 
 def _check_given(given: str, dialect: str, count: int) -> tuple[str, ...]:
     found = [endpoints.parse_addresses(one) for one in endpoints.split_endpoints(given)]
-    if not all(isinstance(place, endpoints.Tcp) for places in found for place in places):
+    if not all(isinstance(address, endpoints.Tcp) for addresses in found for address in addresses):
         raise UserError(f"--broker {given}: must be a TCP endpoint, as in tcp://HOST:PORT")
     if len(found) != count:
         wanted = "BACKEND,FRONTEND" if count > 1 else "one endpoint"
         raise UserError(f"--broker {given}: expected {wanted} of {dialect}")
-    return tuple("+".join(map(str, places)) for places in found)
+    return tuple("+".join(map(str, addresses)) for addresses in found)
 
 
 def _configured(settings: Settings, dialect: str) -> Iterator[OpenListener]:
@@ -337,35 +347,107 @@ def _configured(settings: Settings, dialect: str) -> Iterator[OpenListener]:
         if dialect != (name if section is None else section.dialect):
             continue
         identity = (section.identity or "") if section is not None else ""
-        for places in [found] if DIALECT_SIDES[dialect] > 1 else [(one,) for one in found]:
-            yield OpenListener(dialect, tuple(places), identity)
+        for addresses in [found] if DIALECT_SIDES[dialect] > 1 else [(one,) for one in found]:
+            yield OpenListener(dialect, tuple(addresses), identity)
 
 
 def _is_remote(listener: OpenListener) -> bool:
     """Return whether other machines reach all endpoints of a listener, whose ports are fixed."""
-    places = [endpoints.parse(one) for one in listener.endpoints]
+    addresses = [endpoints.parse(one) for one in listener.endpoints]
     return all(
-        isinstance(one, endpoints.Tcp) and one.port and endpoints.is_remote(one) for one in places
+        isinstance(one, endpoints.Tcp) and one.port and endpoints.is_remote(one)
+        for one in addresses
     )
 
 
 def _missing(listeners: Sequence[OpenListener]) -> str:
     if not listeners:
         return "no broker is running with such a listener, and the settings have none in [listen]"
-    places = ", ".join(dict.fromkeys(",".join(one.endpoints) for one in listeners))
-    return f"other machines can't reach {places}"
+    addresses = ", ".join(dict.fromkeys(",".join(one.endpoints) for one in listeners))
+    return f"other machines can't reach {addresses}"
 
 
-def _with_host(places: Sequence[str], host: str) -> str:
+def _with_host(addresses: Sequence[str], host: str) -> str:
     """Return endpoints with another host, joined by commas."""
-    found = (endpoints.parse(one) for one in places)
+    found = (endpoints.parse(one) for one in addresses)
     return ",".join(f"tcp://{host}:{one.port}" for one in found if isinstance(one, endpoints.Tcp))
 
 
 def _own_addresses() -> list[str]:
-    """Return the name of this machine, and the address from which it reaches others."""
+    """Return the name of this machine, and the address from which it reaches other machines."""
     names = [socket.gethostname()]
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(_ELSEWHERE)
         names.append(probe.getsockname()[0])
     return names
+
+
+#: Where unmodified programs of a dialect look for their broker. Only loopback: they have no keys.
+GATEWAYS: Final = {
+    "dwork": "tcp://127.0.0.1:6125",
+    "ping-pong": "tcp://127.0.0.1:6002,tcp://127.0.0.1:6001",
+    "round-robin": "tcp://127.0.0.1:6714",
+    "wmp": "tcp://127.0.0.1:6014",
+}
+
+
+@click.command(cls=Command, epilog=example("join gpu.invite --yes", "join site.invite"))
+@click.argument("file", metavar="FILE")
+@click.option("--yes", is_flag=True, help="Start a worker without a question.")
+@click.pass_context
+def join(context: click.Context, file: str, *, yes: bool) -> object:
+    """Start what an invitation is for: a worker or a gateway.
+
+    A worker runs what the broker sends with your rights, so it asks first. A gateway serves
+    unmodified programs of the invitation's dialect on this machine: they connect to the dialect's
+    usual port on loopback.
+
+    On the broker's machine, `taskyard keys invite worker NAME` makes an invitation of a worker, and
+    `taskyard keys invite --for DIALECT NAME` an invitation of a gateway. `taskyard keys revoke
+    NAME` ends it.
+    """
+    cli_context: CliContext = context.obj
+    invitation = key_files.read_invitation(file)
+    words = _command(invitation, file)
+    for line in _description(invitation, words):
+        click.echo(line)
+    if words[0] != "relay" and not yes:
+        _ask(cli_context)
+    root = context.find_root()
+    _, command, rest = root.command.resolve_command(root, words)  # type: ignore[attr-defined]  # a group
+    with command.make_context(words[0], rest, parent=root) as started:
+        return command.invoke(started)
+
+
+def _command(invitation: Invitation, file: str) -> list[str]:
+    """Return the command that an invitation is for. Raises `UserError`."""
+    if Role.RELAY in invitation.roles:
+        address = GATEWAYS[invitation.dialect]
+        return ["relay", "--listen", f"{invitation.dialect}={address}", "--invite", file]
+    if Role.WORKER in invitation.roles and invitation.dialect == "round-robin":
+        return ["rr", "worker", "--invite", file]
+    if Role.WORKER in invitation.roles:
+        return ["worker", "--invite", file]
+    raise UserError(f"{file}: for a client (use it with --invite {file})")
+
+
+def _description(invitation: Invitation, words: list[str]) -> list[str]:
+    """Return what is joined, and what is started."""
+    key = KeyEntry(invitation.name, invitation.roles, invitation.secret.public(), 0)
+    started = "a worker, which runs commands of the broker with your rights"
+    if words[0] == "relay":
+        started = f"a gateway at {words[2].partition('=')[2]}"
+    return [
+        f"broker   {','.join(invitation.endpoints)}",
+        f"key      {invitation.name}, {', '.join(invitation.roles)}, {key.fingerprint}",
+        f"dialect  {invitation.dialect}",
+        f"starts   {started}",
+    ]
+
+
+def _ask(cli_context: CliContext) -> None:
+    """Ask whether to start a worker. Raises `UserError` without a terminal."""
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise UserError("join: a worker runs what the broker sends (confirm with --yes)")
+    cli_context.interrupt_message = "not joined"
+    click.confirm("Start it?", abort=True)

@@ -20,15 +20,10 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from click.core import ParameterSource
 
-from taskyard.cli.connection import (
-    broker_location,
-    connect_client,
-    connect_to,
-    removed_if_unused,
-)
+from taskyard.cli.connection import broker_location, connect_client, connect_to, removed_if_unused
+from taskyard.cli.daemon_options import given_resource_options, jobs_of_workers, local_machine
 from taskyard.cli.format import format_count
 from taskyard.cli.options import CliContext
-from taskyard.cli.worker_options import given_resource_options, jobs_of_workers, local_machine
 from taskyard.core.resources import (
     CPUS,
     GPUS,

@@ -57,10 +57,10 @@ class OfflineClient(InternalClient):
         self._numbers = count(1)
         self._open = ExitStack()
         try:
-            place = self._open.enter_context(state_store.in_sqlite(state))
-            store = self._open.enter_context(readonly.open_reader(place))
-            index = self._open.enter_context(Archive(place, readonly.connect))
-            ledger = recovery.open_ledger(place, store, index)
+            directory = self._open.enter_context(state_store.in_sqlite(state))
+            store = self._open.enter_context(readonly.open_reader(directory))
+            index = self._open.enter_context(Archive(directory, readonly.connect))
+            ledger = recovery.open_ledger(directory, store, index)
             kept = self._open.enter_context(closing(database.open_blobs(state)))
         except BaseException:
             self._open.close()

@@ -9,13 +9,13 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from taskyard.cli.terminal import escape_control, unwrap_stdout
+from taskyard.cli.format import escape_control
 from taskyard.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,58 +28,52 @@ INVITE_VARIABLE: Final = "TASKYARD_INVITE"
 CommandFunction = TypeVar("CommandFunction", bound=Callable[..., object])
 
 
-class Duration(click.ParamType[int]):
-    """A duration as nanoseconds: `90s`, `5m`, `1h30m` or plain seconds. Must be positive."""
+def gathered(kind: type, name: str) -> Callable[[Callable[..., object]], Callable[..., object]]:
+    """Return a decorator that passes the options that are fields of a struct as one argument."""
 
-    name = "duration"
+    def decorate(function: Callable[..., object]) -> Callable[..., object]:
+        @wraps(function)  # keeps the options added before
+        def call(*arguments: object, **given: object) -> object:
+            fields = kind.__struct_fields__  # type: ignore[attr-defined]  # of a msgspec struct
+            values = {field: given.pop(field) for field in fields if field in given}
+            return function(*arguments, **given, **{name: kind(**values)})
+
+        return call
+
+    return decorate
+
+
+class SettingValue(click.ParamType[Any]):
+    """A value that is read as a setting of this kind."""
+
+    def __init__(self, name: str, kind: str) -> None:
+        """`kind` is the name of a constant in `settings.kinds`."""
+        self.name = name
+        self._kind = kind
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int:
-        from taskyard.settings.values import InvalidValue, read_positive_duration  # noqa: PLC0415  # not needed by `--help`
-
-        if isinstance(value, int):
+    ) -> Any:  # noqa: ANN401  # by kind
+        if not isinstance(value, str):
             return value
+        from taskyard.settings import kinds  # noqa: PLC0415  # not needed by `--help`
+        from taskyard.settings.values import InvalidValue  # noqa: PLC0415
+
+        kind: kinds.Kind[Any] = getattr(kinds, self._kind)
         try:
-            return read_positive_duration(value)
+            return kind.read(kind.from_text(value))
         except InvalidValue as bad:
             self.fail(str(bad), param, ctx)
 
 
-DURATION = Duration()
-
-
-class DurationOrAuto(Duration):
-    """A duration, or `auto` as 0."""
-
-    name = "duration|auto"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int:
-        return 0 if value == "auto" else super().convert(value, param, ctx)
-
-
-DURATION_OR_AUTO = DurationOrAuto()
-
-
-class Size(click.ParamType[int]):
-    """A size in bytes: `500M`, `10G` or a plain number."""
-
-    name = "size"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int:
-        from taskyard.settings.values import InvalidValue, read_size  # noqa: PLC0415  # not for `--help`
-
-        try:
-            return read_size(value)
-        except InvalidValue as error:
-            self.fail(str(error), param, ctx)
-
-
-SIZE = Size()
+#: A positive duration as nanoseconds: `90s`, `5m`, `1h30m` or plain seconds.
+DURATION: Final = SettingValue("duration", "DURATION")
+#: A duration, or `auto` as 0.
+DURATION_OR_AUTO: Final = SettingValue("duration|auto", "DURATION_OR_AUTO")
+#: A size in bytes: `500M`, `10G` or a plain number.
+SIZE: Final = SettingValue("size", "SIZE")
+#: An amount of a resource: `2`, `0.5`.
+AMOUNT: Final = SettingValue("number", "AMOUNT")
 
 
 class CliContext:
@@ -108,7 +102,7 @@ class CliContext:
         self.invitation: Invitation | None = None
         #: The file of that invitation. None: it was a line on stdin.
         self.invitation_file: Path | None = None
-        #: The variables that commands get from this process. None: the usual ones.
+        #: The variables that commands get from this process. None: the usual variables.
         self.variables: Variables = None
         #: The settings file. None: TASKYARD_CONFIG or the nearest taskyard.toml.
         self.config: Path | None = None
@@ -130,7 +124,7 @@ class CliContext:
     def key(self) -> Path | None:
         """The key file of a command with one key. None: from the settings. Raises `UserError`."""
         if len(self.keys) > 1:
-            raise UserError(f"--key: {len(self.keys)} files, but this command uses one")
+            raise UserError(f"--key: {len(self.keys)} files given, this command uses one key")
         return self.keys[0] if self.keys else None
 
     def state_directory(self) -> Path:
@@ -321,7 +315,7 @@ def _join_as_peer(context: click.Context, option: click.Parameter, given: tuple[
         cli_context.invitation_file = None if given[0] == "-" else Path(given[0])
         return
     if not any(one.name == "dialect" for one in context.command.params):
-        raise click.BadParameter(f"{len(given)} are given, but it takes one", context, option)
+        raise click.BadParameter(f"takes one invitation, got {len(given)}", context, option)
     found = _read_invitations(context, option, given)
     cli_context.keys = tuple(map(Path, given))
     cli_context.brokers = tuple(one.endpoints[0] for one in found)
@@ -362,45 +356,6 @@ _TASK_STATES: Final = ("blocked", "delayed", "ready", "leased", "done", "failed"
 NEAREST_STATE: Final = "nearest .taskyard, here or in a parent"
 
 
-def _invite_option(
-    accept: Callable[[click.Context, click.Parameter, tuple[str, ...]], None],
-) -> Callable[[CommandFunction], CommandFunction]:
-    return click.option(
-        "--invite",
-        cls=SettingOption,
-        envvar=INVITE_VARIABLE,
-        metavar="FILE",
-        is_eager=True,
-        expose_value=False,
-        multiple=True,
-        callback=accept,
-        help="Connect as in this invitation of `taskyard keys invite`. - reads a line of stdin.",
-    )
-
-
-key_option = click.option(
-    "--key",
-    cls=SettingOption,
-    envvar="TASKYARD_KEY",
-    type=click.Path(path_type=Path),
-    multiple=True,
-    metavar="FILE",
-    expose_value=False,
-    callback=store_option("keys"),
-    help="Key file for a broker that requires keys.",
-)
-config_option = click.option(
-    "--config",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    cls=SettingOption,
-    envvar="TASKYARD_CONFIG",
-    show_default="nearest taskyard.toml, here or in a parent",
-    is_eager=True,
-    expose_value=False,
-    callback=store_option("config"),
-    help="Settings file.",
-)
 _COMMON: Final = (
     click.option(
         "--broker",
@@ -411,8 +366,8 @@ _COMMON: Final = (
         metavar="URL",
         expose_value=False,
         callback=store_option("brokers"),
-        help="Endpoint of the broker. `+` joins the places of one broker. Commands that work with "
-        "several brokers take it several times, with a --key or --invite for each.",
+        help="Endpoint of the broker. `+` joins the endpoints of one broker. Commands that work "
+        "with several brokers take it several times, with a --key or --invite for each.",
     ),
     click.option(
         "--state",
@@ -425,9 +380,40 @@ _COMMON: Final = (
         callback=_store_state,
         help="State directory of the broker.",
     ),
-    _invite_option(_accept_invitation),
-    key_option,
-    config_option,
+    click.option(
+        "--invite",
+        cls=SettingOption,
+        envvar=INVITE_VARIABLE,
+        metavar="FILE",
+        is_eager=True,
+        expose_value=False,
+        multiple=True,
+        callback=_accept_invitation,
+        help="Connect as in this invitation of `taskyard keys invite`. - reads a line of stdin.",
+    ),
+    click.option(
+        "--key",
+        cls=SettingOption,
+        envvar="TASKYARD_KEY",
+        type=click.Path(path_type=Path),
+        multiple=True,
+        metavar="FILE",
+        expose_value=False,
+        callback=store_option("keys"),
+        help="Key file for a broker that requires keys.",
+    ),
+    click.option(
+        "--config",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        cls=SettingOption,
+        envvar="TASKYARD_CONFIG",
+        show_default="nearest taskyard.toml, here or in a parent",
+        is_eager=True,
+        expose_value=False,
+        callback=store_option("config"),
+        help="Settings file.",
+    ),
     click.option(
         "--broker-timeout",
         type=DURATION,
@@ -478,37 +464,3 @@ def common_options() -> tuple[click.Option, ...]:
         option(holder)
     found: list[click.Option] = holder.__click_params__  # type: ignore[attr-defined]
     return tuple(found)
-
-
-def state_option(command: CommandFunction) -> CommandFunction:
-    """Add --state as an argument. For commands that don't use `command.Command`."""
-    option = setting_option(
-        "broker.state",
-        "--state",
-        envvar="TASKYARD_STATE",
-        show_default=NEAREST_STATE,
-        type=click.Path(path_type=Path, readable=False),
-        metavar="DIR",
-        help="State directory.",
-    )
-    return config_option(option(command))
-
-
-#: For commands that don't use `command.Command`.
-single_key_option = key_option
-single_invite_option = _invite_option(_join_as_peer)
-
-
-def _unwrap_stdout(context: click.Context, _option: click.Parameter, given: bool) -> None:  # noqa: FBT001  # click's signature
-    if given and not context.resilient_parsing:
-        unwrap_stdout()
-
-
-#: For commands that print the output of a task.
-raw_option = click.option(
-    "--raw",
-    is_flag=True,
-    expose_value=False,
-    callback=_unwrap_stdout,
-    help="Print control characters unescaped on a terminal. A pipe always gets the exact bytes.",
-)

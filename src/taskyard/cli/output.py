@@ -14,8 +14,13 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import click
 
 from taskyard.cli.documents import DOCUMENT_VERSION
-from taskyard.cli.format import escape_line, format_moment, format_utc
-from taskyard.cli.terminal import escape_control_json, raw_stream
+from taskyard.cli.format import (
+    escape_control_json,
+    escape_line,
+    format_moment,
+    format_utc,
+    raw_stream,
+)
 from taskyard.errors import ExitCode
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 import click
 
-from taskyard.cli.format import escape_line, format_count
-from taskyard.cli.terminal import escape_control, raw_stream
+from taskyard.cli.format import escape_control, escape_line, format_count, raw_stream
 from taskyard.client.progress import Rate
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from taskyard.cli.command import Command
+from taskyard.cli.commands import Command
 from taskyard.cli.daemon_options import (
     DIALECT_SIDES,
     check_dialect,
@@ -45,8 +45,8 @@ from taskyard.wire import roles
     multiple=True,
     metavar="[DIALECT=]ENDPOINT",
     show_default="from --invite",
-    help="A broker, or another relay, with the same dialect. `+` joins the places of one broker. "
-    "Repeatable for wmp. Keep the order across restarts.",
+    help="A broker, or another relay, with the same dialect. `+` joins the endpoints of one "
+    "broker. Repeatable for wmp. Keep the order across restarts.",
 )
 @click.option(
     "--identity",
@@ -66,10 +66,10 @@ def relay(  # click's options
     identity: str | None,
     until_eof: bool,
 ) -> None:
-    """Relay messages between peers on this machine and a broker on another one.
+    """Relay messages between peers on this machine and a broker on another machine.
 
     Programs that can't use keys connect to a relay as to a broker, in their own dialect: dwork,
-    ping-pong, round-robin or wmp. The relay connects to the broker with --key. Its peers can do
+    ping-pong, round-robin or wmp. The relay connects to the broker with --key. Peers can do
     what the key allows, and every program of this machine can be a peer. --invite replaces --to and
     --key.
 
@@ -87,27 +87,27 @@ def relay(  # click's options
     SIGTERM and Ctrl-C stop it.
     """
     open_log(cli_context, "relay")
-    dialect, places = _read("--listen", listen)
-    below = tuple(map(endpoints.listen_endpoint, places))
-    address = _identity(dialect, below[0], identity)
+    dialect, addresses = _read("--listen", listen)
+    below = tuple(map(endpoints.listen_endpoint, addresses))
+    routing_id = _identity(dialect, below[0], identity)
     keyring = _keyring(below, cli_context.state)
     above = tuple(_read_upstream(dialect, given) for given in upstreams)
     above = above or (_invited_upstream(cli_context, dialect),)
     if len(above) > 1 and dialect != WMP:
         raise UserError(f"--to: a {dialect} relay has one broker")
     for one in above:
-        for place in set(below) & {
+        for address in set(below) & {
             str(at) for each in one for at in endpoints.parse_addresses(each)
         }:
-            raise UserError(f"--to {place}: the relay's own --listen endpoint")
+            raise UserError(f"--to {address}: the relay's own --listen endpoint")
     key, upstream_keys = _upstream_keys(cli_context, dialect, above)
     options = RelayOptions(
-        dialect, below, above, key, keyring, address, upstream_keys=upstream_keys
+        dialect, below, above, key, keyring, routing_id, upstream_keys=upstream_keys
     )
     serve(options, click.echo, until_eof=until_eof)
 
 
-def _identity(dialect: str, place: str, given: str | None) -> str:
+def _identity(dialect: str, address: str, given: str | None) -> str:
     """Return the routing id of a round-robin listener. Raise UserError. Empty: its endpoint."""
     if dialect != ROUND_ROBIN:
         if given is not None:
@@ -115,10 +115,10 @@ def _identity(dialect: str, place: str, given: str | None) -> str:
                 f"--identity: only round-robin's peers address a relay, not {dialect}'s"
             )
         return ""
-    if given is None and endpoints.is_wildcard(endpoints.parse(place)):
+    if given is None and endpoints.is_wildcard(endpoints.parse(address)):
         raise UnusableEndpoint(
-            f"--listen {place}: peers address the relay by the endpoint that they connect to, and "
-            "no peer connects to this one (give --identity tcp://HOST:PORT)"
+            f"--listen {address}: peers address the relay by the endpoint that they connect to, "
+            "and no peer connects to this one (give --identity tcp://HOST:PORT)"
         )
     try:
         return "" if given is None else kinds.IDENTITY.read(given)
@@ -153,26 +153,26 @@ def _upstream_keys(
     if len(cli_context.keys) > 1 and len(above) > 1:
         each = tuple(discovery.keys_for([one[0] for one in above], cli_context.keys))
         cli_context.keys = cli_context.keys[:1]
-    places = [place for one in above for place in one]
-    key = _key(cli_context, places)
-    if any(map(endpoints.uses_tcp, places)):
+    addresses = [address for one in above for address in one]
+    key = _key(cli_context, addresses)
+    if any(map(endpoints.uses_tcp, addresses)):
         for used in each or (key,):
             _check_roles(used, dialect)
     return key, each
 
 
 def _key(cli_context: CliContext, above: list[str]) -> PeerKey | None:
-    """Return the relay's key. Raise UserError if one is needed and not given."""
+    """Return the relay's key. Raise UserError if it is needed and not given."""
     if cli_context.key is None and cli_context.invitation is not None:
         return cli_context.invitation.key
     found = {
-        place: discovery.key_for(place, cli_context.key, settings=cli_context.settings())
-        for place in above
+        address: discovery.key_for(address, cli_context.key, settings=cli_context.settings())
+        for address in above
     }
-    for place, key in found.items():
-        if key is None and any(map(endpoints.is_remote, endpoints.parse_addresses(place))):
+    for address, key in found.items():
+        if key is None and any(map(endpoints.is_remote, endpoints.parse_addresses(address))):
             raise UnusableKey(
-                f"--to {place}: on another machine, which needs a key (give --key or --invite)"
+                f"--to {address}: on another machine, which needs a key (give --key or --invite)"
             )
     return next((key for key in found.values() if key is not None), None)
 
@@ -193,31 +193,31 @@ def _read(option: str, given: str) -> tuple[str, list[str]]:
     if not sign or "://" in dialect:
         dialect, rest = WMP, given
     sides = DIALECT_SIDES[check_dialect(dialect)]
-    places = endpoints.split_endpoints(rest)
-    if len(places) != sides:
+    addresses = endpoints.split_endpoints(rest)
+    if len(addresses) != sides:
         form = "BACKEND,FRONTEND" if sides > 1 else "ENDPOINT"
         raise UserError(f"{option} {given}: expected {dialect}={form}")
-    return dialect, places
+    return dialect, addresses
 
 
 def _read_upstream(dialect: str, given: str) -> tuple[str, ...]:
-    """Parse a --to option. Its dialect must be that of --listen."""
-    named, places = _read("--to", given)
+    """Parse a --to option, which must have the dialect of --listen."""
+    named, addresses = _read("--to", given)
     if named != dialect:
         raise UserError(
             f"--to {given}: a relay does not translate {named} to {dialect} (give "
             f"{dialect}=ENDPOINT)"
         )
-    return tuple(map(endpoints.peer_endpoint, places))
+    return tuple(map(endpoints.peer_endpoint, addresses))
 
 
-def _keyring(places: tuple[str, ...], state: Path | None) -> Keyring | None:
+def _keyring(addresses: tuple[str, ...], state: Path | None) -> Keyring | None:
     """Return the keys that peers need. Raise UserError if there are none and some are needed."""
     if state is None:
-        for place in places:
-            if endpoints.is_remote(endpoints.parse(place)):
+        for address in addresses:
+            if endpoints.is_remote(endpoints.parse(address)):
                 raise UnusableEndpoint(
-                    f"--listen {place}: other machines can reach it, so peers need keys (give "
+                    f"--listen {address}: other machines can reach it, so peers need keys (give "
                     "--state DIR, or tcp://127.0.0.1:PORT)"
                 )
         return None

@@ -1,41 +1,41 @@
 """`taskyard rr`: server, worker and client of the round-robin dialect, each with a prompt.
 
-The server is the ordinary broker. Owns the commands of server and client. The worker's are in
-`worker.round_robin`.
+Owns their commands, stdin and stdout. The server is the ordinary broker. A pipe does not echo
+input, so each command is printed after its prompt, and the output looks as on a terminal. The end
+of stdin means `quit`.
 """
 
 from __future__ import annotations
 
+import cmd
+import io
 import logging
 import os
+import queue
 import secrets
 import shlex
 import shutil
 import signal
+import sys
+import threading
 from contextlib import closing, contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol, TextIO
 
 import click
 
 from taskyard.broker.broker_settings import BrokerSettings
 from taskyard.broker.server import serve
+from taskyard.cli.commands import Group
 from taskyard.cli.daemon_options import open_log, read_listen
-from taskyard.cli.format import format_count
-from taskyard.cli.options import (
-    CliContext,
-    config_option,
-    single_invite_option,
-    single_key_option,
-    state_option,
-)
+from taskyard.cli.format import escape_line, format_count
+from taskyard.cli.options import CliContext
 from taskyard.cli.output import example
-from taskyard.cli.prompt import HostedPrompt, Prompt
 from taskyard.client import discovery
 from taskyard.client.internal import InternalClient
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import TaskyardError, UserError
 from taskyard.net import endpoints, sockets
-from taskyard.net.host import Host
+from taskyard.net.host import Host, Waker
 from taskyard.net.round_robin import RoundRobinLoop
 from taskyard.process.logs import LineFormatter, LogWriter
 from taskyard.wire.dialect import ROUND_ROBIN
@@ -49,21 +49,221 @@ from taskyard.worker.settings import check_workers_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from taskyard.cli.options import CommandFunction
     from taskyard.net.keys import Invitation, PeerKey
     from taskyard.net.protocols import MonotonicClock
     from taskyard.net.zmq_socket import ZmqSocket
 
+_STDIN: Final = 0
+
+#: The most digits of a number argument.
+NUMBER_DIGITS_MAX: Final = 6
+
+#: How long the end of a program waits for the terminal.
+_END_SECONDS_MAX: Final = 1.0
+
+
+class Prompt(cmd.Cmd):
+    """Reads and runs commands, which are the methods `do_NAME`. Prints from any thread."""
+
+    use_rawinput = False
+    #: Commands that take a number.
+    counted: tuple[str, ...] = ()
+
+    def __init__(self, name: str, debug: int) -> None:
+        super().__init__(stdin=_open_stdin())
+        self.prompt = ""  # `print_line` and `postcmd` print it
+        self._shown, self._debug = f"{name}> ", debug
+        self._is_prompting = False
+        self._printing = threading.Lock()
+        self._echoes = not os.isatty(_STDIN)
+
+    def print_line(self, level: int, text: str) -> None:
+        """Print a line if the debug level is at least `level`."""
+        if level <= self._debug:
+            with self._printing:
+                before, after = ("\n", self._shown) if self._is_prompting else ("", "")
+                _write(f"{before}{escape_line(text)}\n{after}")  # the user may be typing
+
+    def end_prompt(self) -> None:
+        """End the line of the prompt, unless another thread waits for a stopped terminal."""
+        if self._printing.acquire(timeout=_END_SECONDS_MAX):
+            try:
+                if self._is_prompting:
+                    _write("\n")
+                self._is_prompting = False
+            finally:
+                self._printing.release()
+
+    # The loop of `cmd.Cmd`.
+
+    def start(self) -> None:
+        """Read commands in a thread. It ends with the process if stdin does not end before."""
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        with suppress(BrokenPipeError):
+            try:
+                self.cmdloop()
+            except OSError:  # the terminal was closed
+                self.onecmd("EOF")
+
+    def preloop(self) -> None:
+        with self._printing:
+            _write(self._shown)
+            self._is_prompting = True
+
+    def precmd(self, line: str) -> str:
+        if line == "EOF":
+            self.end_prompt()
+            return line
+        with self._printing:
+            self._is_prompting = False
+            if self._echoes:
+                _write(f"{escape_line(line.strip())}\n")
+        return line
+
+    def postcmd(self, stop: bool, line: str) -> bool:  # noqa: ARG002, FBT001  # of `cmd.Cmd`
+        if not stop:
+            self.preloop()
+        return stop
+
+    def onecmd(self, line: str) -> bool:
+        """Run a command. Return whether it is the last command."""
+        word, argument, _ = self.parseline(line)
+        if argument and word not in (*self.counted, "help"):
+            self.default(line)
+            return False
+        return bool(super().onecmd(line))
+
+    def emptyline(self) -> bool:
+        return False
+
+    def default(self, line: str) -> None:
+        names = [name.removeprefix("do_") for name in self.get_names() if name.startswith("do_")]
+        known = [f"{one} N" if one in self.counted else one for one in names if one != "EOF"]
+        self.print_line(0, f"unknown command {line.strip()!r} (known: {', '.join(known)})")
+
+    def read_number(self, command: str, text: str) -> int:
+        """Return the number of a command. 0 if it is invalid, which is printed."""
+        if text.isascii() and text.isdecimal() and len(text) <= NUMBER_DIGITS_MAX and int(text):
+            return int(text)
+        example = f"a number up to {'9' * NUMBER_DIGITS_MAX}, as in {command} 100"
+        self.print_line(0, f"{command}: expected {example}")
+        return 0
+
+    def do_quit(self, _: str) -> bool:
+        """End the program."""
+        raise NotImplementedError
+
+    def do_EOF(self, _: str) -> bool:  # noqa: N802  # of `cmd.Cmd`
+        """End the program, as `quit` does."""
+        return self.do_quit("")
+
+
+def _open_stdin() -> TextIO:
+    """Open stdin without a buffer, whose lock a thread would still hold when the process ends."""
+    try:
+        return io.TextIOWrapper(io.FileIO(_STDIN, closefd=False), errors="replace")
+    except OSError:  # it is closed
+        return io.StringIO()
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+class PromptProgram(Protocol):
+    """A program that runs commands."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Return whether the last command is in progress."""
+
+    @property
+    def is_finished(self) -> bool: ...
+
+    def turn(self) -> None: ...
+
+    def wake_at_ns(self) -> int | None: ...
+
+
+class HostedPrompt(Prompt):
+    """A prompt whose commands run in the thread of a host, one after the other."""
+
+    def __init__(self, name: str, debug: int, host: Host) -> None:
+        super().__init__(name, debug)
+        self._host = host
+        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._waker = Waker()
+        host.poller.add(self._waker.fileno())
+        host.callback(self._waker.close)
+        self._is_running = self._is_quitting = self._is_aborted = False
+        self._program: PromptProgram
+
+    def run(self, program: PromptProgram) -> None:
+        """Run the program with commands until it is finished.
+
+        A signal means `quit`. A second one ends the program at once.
+        """
+        self._program = program
+        self.start()
+        self._host.run(self)
+        self.end_prompt()
+
+    def onecmd(self, line: str) -> bool:
+        """Let the thread of the host run a command, and wait until it is done."""
+        self._commands.put(lambda: self._begin(line))
+        self._waker.wake()
+        return self._done.get()
+
+    def _begin(self, line: str) -> None:
+        self._is_running = True
+        self._is_quitting = super().onecmd(line) or self._is_quitting
+
+    @property
+    def has_exited(self) -> bool:
+        return self._is_aborted or self._program.is_finished
+
+    def turn(self) -> bool:
+        self._waker.clear()
+        self._program.turn()
+        while not (self._program.is_busy or self._is_quitting):
+            if self._is_running:
+                self._is_running = False
+                self._done.put(self._is_quitting)
+            try:
+                self._commands.get_nowait()()
+            except queue.Empty:
+                break
+        return False
+
+    def wake_at_ns(self) -> int | None:
+        return self._program.wake_at_ns()
+
+    def shut_down(self) -> None:
+        """Quit. Called again, end the program at once."""
+        self._is_aborted = self._is_quitting
+        if not self._is_quitting:
+            self._is_quitting = True
+            self.end_prompt()
+            self.do_quit("")
+
+
 _NAME: Final = DIALECT.decode()
 
 
 def _choose_listen(context: click.Context, _option: click.Parameter, given: str | None) -> str:
-    """Return the endpoint of the server: the given one, or that of the settings."""
+    """Return the given endpoint of the server, by default from the settings."""
     if given is not None or context.resilient_parsing:
         return given or ""
-    return context.ensure_object(CliContext).settings().listen.get(_NAME, (ENDPOINT,))[0]
+    cli_context = context.ensure_object(CliContext)
+    if cli_context.brokers:
+        raise click.UsageError("--broker: use --endpoint", context)
+    return cli_context.settings().listen.get(_NAME, (ENDPOINT,))[0]
 
 
 def _choose_peer(context: click.Context, option: click.Parameter, given: str | None) -> str:
@@ -73,7 +273,7 @@ def _choose_peer(context: click.Context, option: click.Parameter, given: str | N
     cli_context = context.ensure_object(CliContext)
     settings = cli_context.settings()
     invitation = cli_context.find_invitation()
-    if invitation is not None:
+    if invitation is not None and not cli_context.brokers:
         return _invited_endpoint(invitation)
     for section in settings.listeners.values():
         if section.dialect == _NAME and section.endpoint and section.identity:
@@ -82,50 +282,45 @@ def _choose_peer(context: click.Context, option: click.Parameter, given: str | N
     return _choose_listen(context, option, given)
 
 
-def _endpoint_option(command: CommandFunction, choose: Callable[..., str]) -> CommandFunction:
-    """Add --endpoint and -d."""
-    endpoint = click.option(
+def _endpoint_option(
+    choose: Callable[..., str],
+) -> Callable[[CommandFunction], CommandFunction]:
+    return click.option(
         "--endpoint",
         callback=choose,
         metavar="E",
         show_default=ENDPOINT,
         help="Endpoint of the server.",
     )
-    debug = click.option(
-        "-d",
-        "debug",
-        type=click.IntRange(min=0),
-        default=1,
-        metavar="N",
-        help="Verbosity: 0 prints errors and replies, 1 also events, 5 also summaries.",
-    )
-    return debug(endpoint(command))
 
 
-def _listen_option(command: CommandFunction) -> CommandFunction:
-    """Add --endpoint and -d, for the server."""
-    return _endpoint_option(command, _choose_listen)
+_listen_option = _endpoint_option(_choose_listen)
+_peer_option = _endpoint_option(_choose_peer)
+
+_debug_option = click.option(
+    "-d",
+    "debug",
+    type=click.IntRange(min=0),
+    default=1,
+    metavar="N",
+    help="Verbosity: 0 prints errors and replies, 1 also events, 5 also summaries.",
+)
 
 
-def _peer_option(command: CommandFunction) -> CommandFunction:
-    """Add --endpoint and -d, for a worker or client."""
-    return _endpoint_option(command, _choose_peer)
-
-
-@click.group(no_args_is_help=True)
+@click.group(cls=Group, no_args_is_help=True)
 def rr() -> None:
     """Run a round-robin server, worker or client with a prompt.
 
     They use the LMQ protocol (docs/dialects/round-robin.md). Commands are read from a terminal or a
-    pipe, one per line. The end of the input means `quit`.
+    pipe, one per line. The end of the input means `quit`. Output is lines, also with --json.
     """
 
 
 @rr.command(epilog=example("rr server -d 1"))
+@_debug_option
 @_listen_option
-@state_option
 @click.pass_obj
-def server(cli_context: CliContext, endpoint: str, state: Path, debug: int) -> None:
+def server(cli_context: CliContext, endpoint: str, debug: int) -> None:
     """Run a broker that listens for round-robin peers.
 
     It is the ordinary broker with its state directory. Port 0 picks a free port. From `-d 1` on it
@@ -134,6 +329,7 @@ def server(cli_context: CliContext, endpoint: str, state: Path, debug: int) -> N
     Commands: `workers` lists the workers with their free slots, `quit` stops the server.
     """
     cli_context.quiet, cli_context.verbose = not debug, debug >= SUMMARIES
+    state = cli_context.state_directory()
     open_log(cli_context, "rr server")
     prompt = _ServerPrompt(endpoints.native_endpoint(state), debug)
 
@@ -218,7 +414,10 @@ def _row(worker: dict[str, Any]) -> str:
     return f"{peer}  {worker['slots'] - worker['slots_used']} of {worker['slots']} slots free"
 
 
-@rr.command(epilog=example("rr worker -d 5", "rr worker --command 'count=wc -c' --slots 4"))
+@rr.command(
+    is_peer=True, epilog=example("rr worker -d 5", "rr worker --command 'count=wc -c' --slots 4")
+)
+@_debug_option
 @_peer_option
 @click.option(
     "--command",
@@ -236,9 +435,6 @@ def _row(worker: dict[str, Any]) -> str:
     metavar="N",
     help="Messages that the worker may hold at once.",
 )
-@single_key_option
-@single_invite_option
-@config_option
 @click.pass_obj
 def worker(
     cli_context: CliContext,
@@ -250,7 +446,7 @@ def worker(
     """Run a worker that replies to PING and STREAM, and runs programs.
 
     A program starts anew for each message with the key of its command, without a shell. It reads
-    the argument of the message from stdin, or several as a MessagePack array. Its stdout is the
+    the argument of the message from stdin, or several as a MessagePack array. The output is the
     response, or an error if it fails.
 
     Commands: `register`, `deregister`, `bulk` (start child workers, ten with this one), `endbulk`
@@ -330,11 +526,9 @@ def _parse_commands(given: Sequence[str]) -> dict[bytes, list[str]]:
     return commands
 
 
-@rr.command(epilog=example("rr client -d 1"))
+@rr.command(is_peer=True, epilog=example("rr client -d 1"))
+@_debug_option
 @_peer_option
-@single_key_option
-@single_invite_option
-@config_option
 @click.pass_obj
 def client(cli_context: CliContext, endpoint: str, debug: int) -> None:
     """Send messages to a round-robin server.

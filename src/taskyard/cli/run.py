@@ -299,7 +299,7 @@ def _make_report(
     cli_context: CliContext, run_options: RunOptions, out: Path, code: ExitCode
 ) -> ExitCode:
     """Write the report of the campaign. Return the exit code of the run, unless it is refuted."""
-    from taskyard.cli.pipeline.report import HistoryLocation, make_report  # noqa: PLC0415  # an extra
+    from taskyard.cli.report import HistoryLocation, make_report  # noqa: PLC0415  # an extra
     from taskyard.pipeline.jvm import end_jvm_on_signals  # noqa: PLC0415
 
     location = HistoryLocation((Path(run_options.state),), are_states=True)
@@ -314,7 +314,7 @@ def _make_report(
 
 def _check_report(run_options: RunOptions) -> None:
     """Raise `UserError` if no report can be made at the end."""
-    from taskyard.cli.pipeline.group import require_spark  # noqa: PLC0415  # not for every run
+    from taskyard.cli.pipeline import require_spark  # noqa: PLC0415  # not for every run
 
     if not run_options.state:
         raise UserError("--report: needs the state directory of the broker (use --state)")

@@ -1,22 +1,22 @@
 """Options that choose tasks, and the completion of names in a shell.
 
-The scripts are click's. They call `taskyard` with `COMPLETION_VARIABLE` set. Names come from the
-broker if it replies within `REPLY_SECONDS`. Completion never prints an error: a failure means no
-suggestions.
+The scripts are click's. They call `taskyard` with `COMPLETION_VARIABLE` set. Names come from a
+broker on this machine if it replies within `REPLY_SECONDS`. Completion never prints an error: a
+failure means no suggestions.
 """
 
 from __future__ import annotations
 
-import time
-from contextlib import closing, suppress
-from typing import TYPE_CHECKING, Any, Final
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import click
+from msgspec import Struct
 
-from taskyard.cli.command import Command
+from taskyard.cli.commands import Command
 from taskyard.cli.entry import COMPLETION_VARIABLE
 from taskyard.cli.format import escape_line, escape_pattern, full_name
-from taskyard.cli.options import CliContext
+from taskyard.cli.options import CliContext, gathered
 from taskyard.cli.output import example
 from taskyard.core.states import TaskState
 from taskyard.errors import UnknownName, UserError
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from taskyard.cli.connection import ReadOnlyClient
     from taskyard.cli.options import CommandFunction
     from taskyard.core.events import Scope
-    from taskyard.net.keys import PeerKey
     from taskyard.wire.native.peer import Reply
 
 #: The most services that an error lists.
@@ -36,7 +35,7 @@ _SERVICES_LISTED_MAX: Final = 5
 _STATES: Final = [state.name.lower() for state in TaskState]
 
 #: The options that choose tasks, for messages.
-STATE_FLAGS: Final = "--campaign, --service, --lane, --match, --only or --failed"
+STATE_FLAGS: Final = "--campaign, --service, --lane, --match or --failed"
 
 
 class OnceOption(click.Option):
@@ -142,39 +141,18 @@ def _query(context: click.Context, build: Callable[[], bytes]) -> Any:  # noqa: 
 
 
 def _query_local(cli_context: CliContext, body: bytes) -> Reply | None:
-    """Send one request. `Client` would wait longer and is slow to import."""
+    """Send a request to a broker on this machine. `Client` would wait longer and imports slowly."""
     from taskyard.client import discovery  # noqa: PLC0415
+    from taskyard.net import options  # noqa: PLC0415
     from taskyard.wire.native.peer import Reply  # noqa: PLC0415
 
     settings = None if cli_context.state else cli_context.settings()
     location = discovery.locate(cli_context.brokers, cli_context.state, settings=settings)
     endpoint = location.endpoint()
-    if endpoint.startswith("ipc://") and "+" not in endpoint:
-        from taskyard.net import options  # noqa: PLC0415
-
-        answer = options.query_once(endpoint, body, int(REPLY_SECONDS * 1000))
-        return None if answer is None else Reply(answer)
-    return _query_tcp(endpoint, discovery.key_for(endpoint, cli_context.key), body)
-
-
-def _query_tcp(endpoint: str, key: PeerKey | None, body: bytes) -> Reply | None:
-    from taskyard.core.limits import SECOND_NS  # noqa: PLC0415
-    from taskyard.net import sockets  # noqa: PLC0415
-    from taskyard.net.host import Poller  # noqa: PLC0415
-    from taskyard.wire.native.peer import Reply  # noqa: PLC0415
-
-    deadline = time.monotonic() + REPLY_SECONDS
-    with closing(sockets.connect(endpoint, key)) as wire:
-        poller = Poller()
-        poller.add(wire)
-        is_sent = False
-        while (left := deadline - time.monotonic()) > 0:
-            is_sent = is_sent or wire.send([b"", body])
-            poller.wait(int((left if is_sent else min(left, 0.005)) * SECOND_NS))
-            frames = wire.receive()
-            if frames is not None:
-                return Reply(frames[-1])
-    return None
+    if not endpoint.startswith("ipc://") or "+" in endpoint:
+        return None  # a key and a network take longer than a person waits
+    answer = options.query_once(endpoint, body, int(REPLY_SECONDS * 1000))
+    return None if answer is None else Reply(answer)
 
 
 service_option = click.option(
@@ -193,25 +171,52 @@ campaign_option = click.option(
 )
 
 
+class TaskChoice(Struct, frozen=True):
+    """The options that choose tasks."""
+
+    campaign: str | None = None
+    service: str | None = None
+    lane: str | None = None
+    match: str | None = None
+    failed: bool = False
+    #: States.
+    only: tuple[str, ...] = ()
+
+    @property
+    def is_given(self) -> bool:
+        """Return whether any option is given. An empty lane is: it is the open lane."""
+        return self != _NO_CHOICE
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """The chosen states. Empty: all."""
+        return tuple(dict.fromkeys((*self.only, *(("failed",) if self.failed else ()))))
+
+    def scope(self) -> Scope:
+        """Return the scope of the tasks that match every option."""
+        from taskyard.campaign.batches import encode_text  # noqa: PLC0415  # not for completion
+        from taskyard.core.events import Scope  # noqa: PLC0415
+
+        def encoded(value: str | None) -> bytes | None:
+            return None if value is None else encode_text(value)
+
+        return Scope(
+            campaign=encoded(self.campaign),
+            service=encoded(self.service),
+            lane=encoded(self.lane),
+            states=tuple(TaskState[name.upper()] for name in self.states) or None,
+            match=encoded(self.match) or b"",
+        )
+
+
+_NO_CHOICE: Final = TaskChoice()
+
+
 def scope_options(command: CommandFunction) -> CommandFunction:
-    """Add options for campaign, service, lane, name and state."""
+    """Add the options that choose tasks, passed as a `TaskChoice` named `chosen`."""
+    found: Any = gathered(TaskChoice, "chosen")(command)
     for option in (
         click.option("--failed", is_flag=True, help="Only failed tasks."),
-        click.option(
-            "--only",
-            type=click.Choice(_STATES, case_sensitive=False),
-            multiple=True,
-            metavar="STATE",
-            help=f"Only tasks in this state ({', '.join(_STATES)}). Repeatable.",
-        ),
-    ):
-        command = option(command)
-    return target_options(command)
-
-
-def target_options(command: CommandFunction) -> CommandFunction:
-    """Add options for campaign, service, lane and name."""
-    for option in (
         click.option(
             "--match",
             cls=OnceOption,
@@ -228,31 +233,17 @@ def target_options(command: CommandFunction) -> CommandFunction:
         service_option,
         campaign_option,
     ):
-        command = option(command)
-    return command
+        found = option(found)
+    return cast("CommandFunction", found)
 
 
-def to_scope(values: dict[str, Any]) -> Scope:
-    """Return the scope of the tasks that match every option."""
-    from taskyard.campaign.batches import encode_text  # noqa: PLC0415  # not needed by completion
-    from taskyard.core.events import Scope  # noqa: PLC0415
-
-    def encoded(key: str) -> bytes | None:
-        return None if values[key] is None else encode_text(values[key])
-
-    return Scope(
-        campaign=encoded("campaign"),
-        service=encoded("service"),
-        lane=encoded("lane"),
-        states=_states(values),
-        match=encoded("match") or b"",
-    )
-
-
-def _states(values: dict[str, Any]) -> tuple[TaskState, ...] | None:
-    """Return the chosen states, or None for all."""
-    names = [*values.get("only", ()), *(["failed"] if values.get("failed") else [])]
-    return tuple(TaskState[name.upper()] for name in dict.fromkeys(names)) or None
+only_option = click.option(
+    "--only",
+    type=click.Choice(_STATES, case_sensitive=False),
+    multiple=True,
+    metavar="STATE",
+    help=f"Only tasks in this state ({', '.join(_STATES)}). Repeatable.",
+)
 
 
 def check_campaign(broker: ReadOnlyClient, campaign: str | None) -> None:
@@ -268,26 +259,26 @@ def check_campaign(broker: ReadOnlyClient, campaign: str | None) -> None:
         raise UnknownName(f"unknown campaign {campaign!r} (see `taskyard status`)", campaign)
 
 
-def with_service_of_lane(broker: ReadOnlyClient, values: dict[str, Any]) -> dict[str, Any]:
-    """Add the service of a lane that is given without one.
+def service_of_lane(broker: ReadOnlyClient, lane: str | None, service: str | None) -> str | None:
+    """Return the given service, else the only service with the lane, if any.
 
     Raises `UserError` if several services have the lane.
     """
-    if values["lane"] is None or values["service"] is not None:
-        return values
-    services = services_with(broker, values["lane"])
+    if lane is None or service is not None:
+        return service
+    services = services_with(broker, lane)
     if len(services) > 1:
         some = ", ".join(map(escape_line, services[:_SERVICES_LISTED_MAX]))
-        more = " and others" if len(services) > _SERVICES_LISTED_MAX else ""
+        more = " and more" if len(services) > _SERVICES_LISTED_MAX else ""
         raise UserError(
-            f"lane {escape_line(values['lane']) or '-'}: exists in several services, "
-            f"{some}{more} (give --service)"
+            f"lane {escape_line(lane) or '-'}: exists in several services, {some}{more} "
+            "(give --service)"
         )
-    return values | {"service": services[0] if services else None}
+    return services[0] if services else None
 
 
 def services_with(broker: ReadOnlyClient, lane: str) -> list[str]:
-    """Return the services that have tasks in a lane, including failed ones."""
+    """Return the services that have tasks in a lane, also failed tasks."""
     from taskyard.campaign.batches import encode_text  # noqa: PLC0415  # not needed by completion
     from taskyard.core.events import Scope  # noqa: PLC0415
 

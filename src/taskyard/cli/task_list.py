@@ -1,8 +1,9 @@
-"""`taskyard list` and `taskyard show`: tasks as a table, and everything about one task.
+"""`taskyard list`, `taskyard show` and `taskyard watch`: tasks as a table, one task, and events.
 
 Owns the columns. The broker sends pages, so a list in the order of submission takes little memory.
 Another order needs all tasks first: then only the rows to print are kept. Measurements of attempts
-are requested only for a column or an order that needs them.
+are requested only for a column or an order that needs them. Events arrive as records, each about
+many tasks.
 """
 
 from __future__ import annotations
@@ -12,16 +13,18 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from datetime import datetime
 from functools import partial
-from itertools import islice
+from itertools import islice, repeat
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
-from taskyard.cli.command import Command
-from taskyard.cli.connection import connect_read_only
-from taskyard.cli.documents import DOCUMENT_VERSION, ShowDocument
+from taskyard.cli import scopes
+from taskyard.cli.commands import Command
+from taskyard.cli.connection import connect_client, connect_read_only
+from taskyard.cli.documents import DOCUMENT_VERSION, GapDocument, ShowDocument
 from taskyard.cli.format import (
     escape_line,
     format_count,
@@ -44,17 +47,21 @@ from taskyard.cli.output import (
     moment_cell,
     print_document,
     print_table,
+    print_view,
 )
 from taskyard.cli.progress import ProgressBar
-from taskyard.cli.scopes import check_campaign, complete_name, scope_options, to_scope
 from taskyard.core.states import TaskState
-from taskyard.errors import BytesMissing, UserError
+from taskyard.errors import BytesMissing, ExitCode, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from taskyard.cli.connection import ReadOnlyClient
+    from taskyard.cli.wait import WaitTarget
+    from taskyard.client.internal import InternalClient
+    from taskyard.client.results import RecordBatch
     from taskyard.core.events import Scope
+
 
 #: The default of --limit: a few screens.
 LIST_LIMIT: Final = 100
@@ -154,7 +161,7 @@ COLUMNS: Final = {
     "reason": _field("reason"),
 }
 
-#: The columns without --columns, and those of a list of failed tasks.
+#: The columns without --columns, and of a list of failed tasks.
 _DEFAULT: Final = ("name", "state", "campaign", "service", "lane", "attempt")
 _DEFAULT_FAILED: Final = ("name", "campaign", "attempt", "reason")
 
@@ -180,13 +187,26 @@ SORT_KEYS: Final = {
 @click.command(
     "list",
     cls=Command,
+    most=(
+        "campaign",
+        "service",
+        "lane",
+        "match",
+        "failed",
+        "only",
+        "columns",
+        "sort",
+        "limit",
+        "all_tasks",
+    ),
     epilog=example(
         "list --campaign thumbs --failed",
         "list --match fetch --all",
         "list --sort duration --limit 10 --columns name,duration,memory",
     ),
 )
-@scope_options
+@scopes.scope_options
+@scopes.only_option
 @click.option(
     "--columns",
     metavar="NAMES",
@@ -211,28 +231,28 @@ SORT_KEYS: Final = {
 def list_tasks(  # noqa: PLR0913  # one per option
     cli_context: CliContext,
     /,
+    *,
+    chosen: scopes.TaskChoice,
     columns: str | None,
     sort: str | None,
     limit: int,
-    *,
     reverse: bool,
     all_tasks: bool,
-    **given: Any,  # noqa: ANN401  # scope options
 ) -> None:
     """List tasks in the order of submission, or sorted.
 
     With options, only the tasks that match every option. A sorted or reversed list reads all of
-    them first. The worker, run time, memory and CPU time are those of the latest attempt, as the
+    them first. The worker, run time, memory and CPU time are of the latest attempt, as the
     worker measured them. With --json, tasks have all their fields, and measurements if --columns or
     --sort needs them.
     """
-    scope = to_scope(given)
+    scope = chosen.scope()
     keys = _column_names(columns, scope)
     order = None if sort is None else SORT_KEYS[sort]
     measured = any(COLUMNS[key].measured for key in keys) or (order is not None and order.measured)
     pack = encode_json if cli_context.as_json else partial(_cells, keys, time.time())
     with connect_read_only(cli_context) as broker:
-        check_campaign(broker, given["campaign"])
+        scopes.check_campaign(broker, chosen.campaign)
         views = broker.tasks(scope, measured=measured)
         rows: Iterator[Any]
         if order is None and not reverse:
@@ -253,7 +273,7 @@ def list_tasks(  # noqa: PLR0913  # one per option
 
 
 def _column_names(columns: str | None, scope: Scope) -> Sequence[str]:
-    """Return the chosen columns. Raises `UserError` for an unknown one."""
+    """Return the chosen columns. Raises `UserError` for an unknown column."""
     if columns is None:
         return _DEFAULT_FAILED if scope.states == (TaskState.FAILED,) else _DEFAULT
     names = [name.strip().lower() for name in columns.split(",")]
@@ -269,7 +289,7 @@ def _cells(keys: Sequence[str], now: float, view: View) -> list[object]:
 
 
 class _TaskOrder:
-    """Sorts tasks by a key. Without one, by submission."""
+    """Sorts tasks by a key, by default in the order of submission."""
 
     def __init__(self, key: SortKey | None, *, is_reversed: bool) -> None:
         self._key = key
@@ -300,7 +320,7 @@ class _TaskOrder:
         yield from rest
 
     def _sorted(self, ranked: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        """Sort rows by their values. Equal ones stay in the order of submission."""
+        """Sort rows by their values. Equal rows stay in the order of submission."""
         return sorted(ranked, key=itemgetter(0), reverse=self._is_descending)
 
 
@@ -327,14 +347,14 @@ _LABEL_WIDTH: Final = 11
 
 
 @click.command(cls=Command, epilog=example("show fetch-a"))
-@click.argument("name", shell_complete=complete_name)
+@click.argument("name", shell_complete=scopes.complete_name)
 @click.pass_obj
 def show(cli_context: CliContext, name: str) -> None:
     """Show the details of a task.
 
     Includes its command, its limits, its dependencies, its attempts and an explanation of its
     state. Times of attempts are by the clock of their workers. Only the latest 20 attempts are
-    kept, and those of a task that has left the journal are in the history.
+    kept, and the attempts of a task that has left the journal are in the history.
     """
     with connect_read_only(cli_context) as broker:
         (name,) = broker.resolve([name])
@@ -377,7 +397,7 @@ def _print_attempts(attempts: list[dict[str, Any]], now: float) -> None:
 
 
 def _lines(view: dict[str, Any], now: float) -> Iterator[tuple[str, str]]:
-    """Yield the labels and values of a task. Empty ones are not printed."""
+    """Yield the labels and values of a task. Empty values are not printed."""
     yield "name", full_name(view)
     yield "command", shlex.join(view["argv"] or [])
     yield "call", view["call"] or ""
@@ -460,3 +480,184 @@ def _attempt_row(one: dict[str, Any], now: float) -> tuple[object, ...]:
 def _remark(one: dict[str, Any]) -> str:
     """Return why an attempt failed, or the note of its worker."""
     return str(one["reason"] or one["note"] or "")
+
+
+#: The poll interval of --until-settled while nothing happens.
+_LOOK_NS: Final = 500_000_000
+
+#: The labels of record kinds.
+RECORD_LABELS: Final = {
+    "submitted": "submitted",
+    "extended": "extended",
+    "leased": "leased",
+    "finished": "done",
+    "failed": "failed",
+    "postponed": "postponed",
+    "returned": "returned",
+    "expired": "lease expired",
+    "came_due": "due",
+    "aged": "expired",
+    "cancelled": "cancelled",
+    "retried": "retried",
+    "progressed": "progress",
+    "stale": "stale result",
+    "worker_joined": "worker joined",
+    "worker_left": "worker left",
+    "slots_freed": "slots freed",
+    "paused": "paused",
+    "resumed": "resumed",
+    "moved": "moved",
+    "reported": "late",
+    "released": "released",
+    "worker_replaced": "replaced",
+    "refunded": "refunded",
+    "edited": "edited",
+}
+_WIDTH: Final = max(map(len, RECORD_LABELS.values()))
+
+
+@click.command(
+    cls=Command,
+    epilog=example("watch", "watch --campaign thumbs --until-settled", "watch --since 0"),
+)
+@scopes.campaign_option
+@click.option(
+    "--since",
+    metavar="RECORD",
+    type=click.IntRange(0),
+    help="Start after this record. 0 is the beginning. If omitted, print new events only.",
+)
+@click.option(
+    "--until-settled", is_flag=True, help="Exit when the campaign, or every task, has settled."
+)
+@click.pass_obj
+def watch(
+    cli_context: CliContext,
+    campaign: str | None,
+    since: int | None,
+    *,
+    until_settled: bool,
+) -> ExitCode:
+    """Print events as they happen.
+
+    Prints a line per task with time, event, name, attempt, worker and reason. With --json, prints a
+    document per line, each a record of the journal with its number in `record`. Continues after a
+    restart of the broker without gaps or repetitions.
+
+    Exits with 130 when interrupted. With --until-settled, exits like `taskyard wait`: 0 if all
+    tasks are done, 1 if one failed, 5 if tasks were cancelled.
+    """
+    cli_context.interrupt_message = "interrupted; the tasks continue"
+    with connect_client(cli_context) as client:
+        if not until_settled:
+            for batch in client.follow(since, scopes.TaskChoice(campaign=campaign).scope()):
+                _print_batch(cli_context, batch)
+        return _watch_until_settled(cli_context, client, since, campaign)
+
+
+def _watch_until_settled(
+    cli_context: CliContext, client: InternalClient, since: int | None, campaign: str | None
+) -> ExitCode:
+    """Print events until the target has settled.
+
+    Polls the target first and the records after it, so that the last events are printed before the
+    exit.
+    """
+    from taskyard.cli.wait import wait_target  # noqa: PLC0415
+
+    scope = scopes.TaskChoice(campaign=campaign).scope()
+    batch = client.poll_records(since, scope=scope)
+    target: WaitTarget = wait_target(client, campaign=campaign)
+    while True:
+        _print_batch(cli_context, batch)
+        settled = target.poll(0)
+        seen, wait_ns = batch.cursor, 0 if settled else _LOOK_NS
+        batch = client.poll_records(seen, batch.journal, scope=scope, wait_ns=wait_ns)
+        if settled and batch.cursor == seen:
+            return target.exit_code()
+
+
+def _print_batch(cli_context: CliContext, batch: RecordBatch) -> None:
+    if batch.gap:
+        click.echo(f"taskyard: {batch.gap}", err=True)
+        if cli_context.as_json:
+            print_document(GapDocument(kind="gap", record=batch.cursor, reason=batch.gap))
+    for record in batch.records:
+        if cli_context.as_json:
+            print_view("watch", record)
+        elif lines := [*lines_of(record)]:
+            click.echo("\n".join(lines))
+    sys.stdout.flush()
+
+
+def lines_of(record: dict[str, Any]) -> Iterator[str]:
+    """Yield a line for each task of a record, or one line if it has no tasks.
+
+    Tasks that only printed output are skipped.
+    """
+    at = datetime.fromtimestamp(record["at"] or 0.0).astimezone()
+    head = f"{at:%H:%M:%S}.{at.microsecond // 1000:03}  {RECORD_LABELS[record['kind']]:<{_WIDTH}}"
+    worker = f"  worker {escape_line(record['worker'])}" if record.get("worker") else ""
+    names = record.get("names")
+    if names is None:
+        yield f"{head}{worker}{_taskless_line(record)}"
+        return
+    attempts = record.get("attempts") or repeat(None)
+    for name, attempt, more in zip(names, attempts, _details(record), strict=False):
+        if more is None:
+            continue
+        number = "" if attempt is None else f"  attempt {attempt}"
+        yield f"{head}  {escape_line(name)}{number}{worker}{more}"
+
+
+def _taskless_line(record: dict[str, Any]) -> str:
+    kind = record["kind"]
+    if kind in ("paused", "resumed"):
+        if not record["service"]:
+            return "  all services"
+        lane = "" if record["lane"] is None else f"  lane {escape_line(record['lane']) or '-'}"
+        return f"  service {escape_line(record['service'])}{lane}"
+    if kind == "worker_joined":
+        return f"  {escape_line(', '.join(record['services']))}"
+    return f": {escape_line(record['reason'])}" if record.get("reason") else ""
+
+
+def _details(record: dict[str, Any]) -> Iterator[str | None]:
+    """Yield the end of each line. None: skip the task."""
+    if "percents" in record:
+        return (f"  {percent} %" if percent else None for percent in record["percents"])
+    if "reasons" in record:
+        return (f": {escape_line(reason)}" if reason else "" for reason in record["reasons"])
+    if record["kind"] == "returned":
+        return repeat(f": {record['reason'].replace('_', ' ')}")
+    if record["kind"] == "aged" and record["requested"]:
+        return repeat(f": {escape_line(record['reason'])}")
+    more = _CHANGES.get(record["kind"])
+    return repeat("" if more is None else more(record))
+
+
+def _changes(record: dict[str, Any]) -> str:
+    """Format the new terms of edited tasks."""
+    parts = []
+    if record["priority"] is not None:
+        parts.append(f"  priority {record['priority']}")
+    if record["time_limit"] is not None:
+        limit = format_duration(record["time_limit"]) if record["time_limit"] else "none"
+        parts.append(f"  time limit {limit}")
+    if record["retry_delays"] is not None:
+        parts.append(f"  retries {len(record['retry_delays'])}")
+    if record["expires_hard"] is not None:
+        at = record["expires_hard"]
+        parts.append(f"  expiry {format_date(at) if at else 'none'}")
+    return "".join(parts)
+
+
+def _destination(record: dict[str, Any]) -> str:
+    """Format the destination of moved tasks."""
+    service, lane = record["service"], record["lane"]
+    to_service = "" if service is None else f"  to service {escape_line(service)}"
+    return to_service + ("" if lane is None else f"  to lane {escape_line(lane) or '-'}")
+
+
+#: The end of a line on tasks that were changed, by the kind of the record.
+_CHANGES: Final = {"moved": _destination, "edited": _changes}

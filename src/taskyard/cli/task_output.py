@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import click
 
 from taskyard.campaign.batches import encode_text
-from taskyard.cli.command import Command
+from taskyard.cli.commands import Command
 from taskyard.cli.connection import (
     broker_location,
     closed_with_own_broker,
@@ -28,7 +28,7 @@ from taskyard.cli.connection import (
 )
 from taskyard.cli.documents import LogDocument, ResultsDocument
 from taskyard.cli.format import escape_line, full_name, task_name_fields
-from taskyard.cli.options import CliContext, raw_option
+from taskyard.cli.options import CliContext
 from taskyard.cli.output import (
     encode_json,
     example,
@@ -96,7 +96,6 @@ _FUNCTION_SERVICES: Final = ("call", "pickle")
     shell_complete=complete_campaign,
 )
 @click.option("--output", metavar="FILE", help="Write to this file instead of stdout.")
-@raw_option
 @click.pass_obj
 def results(
     cli_context: CliContext, names: tuple[str, ...], campaign: str | None, output: str | None
@@ -105,7 +104,7 @@ def results(
 
     The result of a command is its whole stdout, that of a function its return value as JSON. Those
     of named tasks are printed byte for byte, one after the other. On a terminal, control characters
-    are escaped (see --raw) and a missing last newline is added.
+    are escaped and a missing last newline is added. A pipe gets the exact bytes.
 
     Those of a campaign have the task's name and a tab before every line, also the stdout of
     commands that failed. They are in the order of submission. Tasks that the broker has dropped
@@ -258,16 +257,16 @@ def _result_line(
     type=click.IntRange(1),
     help="Print the output of this attempt. If omitted, of the latest.",
 )
-@raw_option
 @click.pass_obj
 def log(
     cli_context: CliContext, name: str, stream: str | None, attempt: int | None, *, follow: bool
 ) -> None:
     """Print the output of a task, live while it runs.
 
-    Prints stdout, then stderr, byte for byte. On a terminal, control characters are escaped (see
-    --raw). With --follow, prints both in the order in which they arrive, and the output of further
-    attempts if the task is retried. Ends if the `map` or `run` that has started the broker ends.
+    Prints stdout, then stderr, byte for byte. On a terminal, control characters are escaped. A pipe
+    gets the exact bytes. With --follow, prints both in the order in which they arrive, and the
+    output of further attempts if the task is retried. Ends if the `map` or `run` that has started
+    the broker ends.
     """
     if follow and cli_context.as_json:
         raise UserError("--follow: can't be used with --json")

@@ -8,50 +8,26 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from taskyard.cli.command import Command
+from taskyard import errors
+from taskyard.cli import daemon_options
+from taskyard.cli.commands import Command
 from taskyard.cli.connection import connect_to, removed_if_unused
-from taskyard.cli.daemon_options import (
-    children_logged,
-    listen_option,
-    log_arguments,
-    log_options,
-    open_log,
-    page_option,
-    read_listen,
-)
 from taskyard.cli.format import escape_line, format_count, full_name
 from taskyard.cli.options import DURATION, CliContext, setting_option
 from taskyard.cli.output import example
 from taskyard.cli.work import run
-from taskyard.cli.worker_options import (
-    allow_option,
-    allow_pickle_option,
-    jobs_of_workers,
-    jobs_option,
-    local_machine,
-    worker_resource_options,
-)
 from taskyard.client.internal import InternalClient
 from taskyard.core.events import Scope
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TaskState
-from taskyard.errors import (
-    ExitCode,
-    NoBroker,
-    ProcessEnded,
-    StateLocked,
-    TimedOut,
-    UserError,
-)
 from taskyard.journal.files import check_owner, make_private_directory, open_regular
 from taskyard.net import endpoints
 from taskyard.process.child import taskyard_command
@@ -69,8 +45,6 @@ from taskyard.wire.pickled import PICKLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-Reply = TypeVar("Reply")
 
 logger = logging.getLogger("taskyard.up")
 
@@ -110,11 +84,11 @@ _SIGNALS: Final = ((signal.SIGTERM, 1.0), (signal.SIGTERM, 10.0), (signal.SIGKIL
     show_default="1",
     help="Worker processes.",
 )
-@jobs_option
-@worker_resource_options
-@listen_option
-@allow_option
-@allow_pickle_option
+@daemon_options.jobs_option
+@daemon_options.worker_resource_options
+@daemon_options.listen_option
+@daemon_options.allow_option
+@daemon_options.allow_pickle_option
 @setting_option(
     "worker.services",
     "--service",
@@ -124,14 +98,15 @@ _SIGNALS: Final = ((signal.SIGTERM, 1.0), (signal.SIGTERM, 10.0), (signal.SIGKIL
     show_default="exec, call",
     help="Service that the workers offer. Repeatable.",
 )
-@page_option
+@daemon_options.page_option
 @click.option(
     "-d",
     "--detach",
     is_flag=True,
     help="Run in the background. Without --log-file, the log is STATE/log/up.log.",
 )
-@log_options
+@daemon_options.log_file_option
+@daemon_options.log_options
 @click.pass_obj
 def up(  # noqa: PLR0913  # one per option
     cli_context: CliContext,
@@ -145,8 +120,11 @@ def up(  # noqa: PLR0913  # one per option
     page: str,
     allow_pickle: bool,
     detach: bool,
-    **resources: Any,  # noqa: ANN401  # of `worker_resource_options`
-) -> ExitCode | None:
+    worker_cpus: int | None,
+    worker_memory: int | None,
+    worker_gpus: tuple[str, ...] | None,
+    worker_resources: tuple[tuple[bytes, int], ...],
+) -> errors.ExitCode | None:
     """Run a broker, workers and a page until stopped.
 
     Runs in the foreground until Ctrl-C, SIGTERM or `taskyard down`. Then the workers finish their
@@ -157,8 +135,13 @@ def up(  # noqa: PLR0913  # one per option
 
     Prints the address of the page with a token, which is good until the command ends.
     """
-    read_listen(listen, cli_context.settings().listeners)  # fail before anything is started
-    state, machine = cli_context.state_directory(), local_machine(resources)
+    daemon_options.read_listen(
+        listen, cli_context.settings().listeners
+    )  # fail before anything is started
+    state = cli_context.state_directory()
+    machine = daemon_options.machine_if_set(
+        worker_cpus, worker_memory, worker_gpus, worker_resources
+    )
     page = _usable_page(cli_context, page)
     if allow_pickle:
         services = tuple(dict.fromkeys((*services, PICKLE.decode())))
@@ -168,7 +151,7 @@ def up(  # noqa: PLR0913  # one per option
         services=services,
         allow_pickle=allow_pickle,
         machine=machine,
-        jobs=jobs_of_workers(cli_context.settings(), jobs, workers),
+        jobs=daemon_options.jobs_of_workers(cli_context.settings(), jobs, workers),
     )
     if detach:
         arguments = ["up", "--workers", str(workers), "--state", str(state)]
@@ -180,8 +163,8 @@ def up(  # noqa: PLR0913  # one per option
         arguments += _log_options(cli_context)
         _detach(cli_context, state, workers, arguments)
         return None
-    writer = open_log(cli_context, "up")
-    with stop_signals_as_interrupt(), children_logged(cli_context, writer):
+    writer = daemon_options.open_log(cli_context, "up")
+    with stop_signals_as_interrupt(), daemon_options.children_logged(cli_context, writer):
         return _run_until_stopped(cli_context, state, worker_spec, listen, page)
 
 
@@ -191,9 +174,9 @@ def _run_until_stopped(
     worker_spec: WorkerSpec,
     listen: tuple[str, ...],
     page: str,
-) -> ExitCode | None:
+) -> errors.ExitCode | None:
     info = _info(cli_context)
-    log = log_arguments(cli_context)
+    log = daemon_options.log_arguments(cli_context)
     supervisor = Supervisor(state, info, listen, cli_context.config, log=log)
     try:
         with (
@@ -217,7 +200,9 @@ def _run_until_stopped(
     except KeyboardInterrupt:
         return None
     status = supervisor.broker.status
-    return ExitCode(status) if status in set(ExitCode) else ExitCode.STATE_DAMAGED
+    return (
+        errors.ExitCode(status) if status in set(errors.ExitCode) else errors.ExitCode.STATE_DAMAGED
+    )
 
 
 # The page.
@@ -241,8 +226,8 @@ def _open_page(
 ) -> Iterator[tuple[int, bytes] | None]:
     """Listen at the page's address, and name it in the state directory.
 
-    Yield the descriptor and the secret. None if there is no page, or one is running. A page never
-    keeps the broker from starting.
+    Yield the descriptor and the secret. None if there is no page, or if a page is running. A page
+    never keeps the broker from starting.
     """
     with ExitStack() as stack:
         opened = None
@@ -251,7 +236,7 @@ def _open_page(
                 bound = stack.enter_context(bind(page))
                 made = stack.enter_context(published(state, bound))
                 opened = (bound.fileno(), made.secret)
-        except UserError as error:
+        except errors.UserError as error:
             cli_context.info(f"no page: {error}")
         yield opened
 
@@ -322,7 +307,7 @@ def _detach(cli_context: CliContext, state: Path, workers: int, arguments: list[
 def _check_not_running(state: Path) -> None:
     holder = lock_holder(state / UP_FILE)
     if holder is not None:
-        raise StateLocked(
+        raise errors.StateLocked(
             f"state directory {state}: in use by `taskyard up`, process {holder} (stop it with "
             f"`taskyard down --state {state}`)"
         )
@@ -336,10 +321,10 @@ def _await_ready(
         status = child.poll()
         if status is not None:
             message = last_line() or f"exited with status {status}"
-            raise ProcessEnded(message.removeprefix("taskyard: "), status)
+            raise errors.ProcessEnded(message.removeprefix("taskyard: "), status)
         if lock_holder(state / UP_FILE) == child.pid and _ready_workers(state) >= workers:
             return
-    raise TimedOut(
+    raise errors.TimedOut(
         f"`up` (process {child.pid}) is not ready after {READY_SECONDS:g} s (see its "
         f"log in {state}, stop it with `taskyard down`)"
     )
@@ -350,7 +335,7 @@ def _ready_workers(state: Path) -> int:
     try:
         with InternalClient(state=state, timeout=1, report=_ignore_report) as client:
             return int(client.status()["workers"])
-    except NoBroker:
+    except errors.NoBroker:
         return -1
 
 
@@ -359,7 +344,7 @@ def _ignore_report(_report: str) -> None:
 
 
 def _last_line(log: Path, offset: int) -> str:
-    """Return the last message since a place in the log."""
+    """Return the last message since an offset in the log."""
     with log.open("rb") as file:
         file.seek(offset if offset <= os.fstat(file.fileno()).st_size else 0)
         lines = file.read().decode(errors="backslashreplace").split("\n")
@@ -381,7 +366,7 @@ def _poll_until(deadline: float) -> Iterator[None]:
 @click.command(cls=Command, epilog=example("down --grace 5m"))
 @click.option("--grace", type=DURATION, default="60s", help="How long to wait for running tasks.")
 @click.pass_obj
-def down(cli_context: CliContext, *, grace: int) -> ExitCode | None:
+def down(cli_context: CliContext, *, grace: int) -> errors.ExitCode | None:
     """Stop the broker and workers of a state directory.
 
     Workers finish their running tasks and exit, then the broker exits. After --grace, all
@@ -398,11 +383,11 @@ def down(cli_context: CliContext, *, grace: int) -> ExitCode | None:
     state = cli_context.state_directory()
     holders = {name: pid for name in (UP_FILE, LOCK_FILE) if (pid := lock_holder(state / name))}
     if not holders:
-        raise NoBroker(f"no broker is running on {state} (give --state)")
+        raise errors.NoBroker(f"no broker is running on {state} (give --state)")
     try:
         with connect_to(cli_context, endpoints.native_endpoint(state)) as client:
             return _down(cli_context, client, state, grace / SECOND_NS)
-    except NoBroker:
+    except errors.NoBroker:
         cli_context.info("the broker does not reply, stopping it by signal")
         _stop_by_signal(cli_context, state)
         return None
@@ -410,7 +395,7 @@ def down(cli_context: CliContext, *, grace: int) -> ExitCode | None:
 
 def _down(
     cli_context: CliContext, client: InternalClient, state: Path, seconds: float
-) -> ExitCode | None:
+) -> errors.ExitCode | None:
     out = client.status()["counts"]["leased"]
     workers = client.drain()
     if out:
@@ -420,7 +405,7 @@ def _down(
     if _is_free(state, seconds):
         cli_context.info("stopped")
         return None
-    names = _reply_within(_NAMES_SECONDS, lambda: _leased_names(client)) or []
+    names = _leased_names(state)
     _stop_by_signal(cli_context, state)
     if not names:
         return None
@@ -429,24 +414,21 @@ def _down(
         if len(names) > INTERRUPTED_SHOWN_MAX
         else ""
     )
-    raise TimedOut(
+    raise errors.TimedOut(
         f"{format_count(len(names), 'task')} interrupted after {seconds:g} s, to run "
         f"again after the next start: {', '.join(names[:INTERRUPTED_SHOWN_MAX])}{more}"
     )
 
 
-def _leased_names(client: InternalClient) -> list[str]:
+def _leased_names(state: Path) -> list[str]:
+    """Return the running tasks. Empty if the broker exits before it replies."""
     scope = Scope(states=(TaskState.LEASED,))
-    return [escape_line(full_name(task)) for task in client.tasks(scope)]
-
-
-def _reply_within(seconds: float, ask: Callable[[], Reply]) -> Reply | None:
-    """Return a reply, or None if the broker exits before it replies."""
-    answers: list[Reply] = []
-    thread = threading.Thread(target=lambda: answers.append(ask()), daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return answers[0] if answers else None
+    with (
+        suppress(errors.TaskyardError),
+        InternalClient(state=state, timeout=_NAMES_SECONDS, report=_ignore_report) as client,
+    ):
+        return [escape_line(full_name(task)) for task in client.tasks(scope)]
+    return []
 
 
 def _is_free(state: Path, seconds: float) -> bool:
@@ -468,7 +450,7 @@ def _stop_by_signal(cli_context: CliContext, state: Path) -> None:
         if _is_free(state, seconds):
             cli_context.info("stopped")
             return
-    raise TimedOut(f"process {_owner_pid(state)} on {state} does not exit")
+    raise errors.TimedOut(f"process {_owner_pid(state)} on {state} does not exit")
 
 
 def _owner_pid(state: Path) -> int | None:

@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import click
 
-from taskyard.cli.command import Command
+from taskyard.cli.commands import Command
 from taskyard.cli.connection import connect_client, connect_unless_settled
 from taskyard.cli.documents import SlowTask, WaitAnyDocument, WaitDocument
 from taskyard.cli.format import escape_line, format_count, format_duration, full_name
 from taskyard.cli.options import DURATION, CliContext, progress_option
 from taskyard.cli.output import example, print_document
 from taskyard.cli.progress import ProgressBar, format_counts
-from taskyard.cli.scopes import check_campaign, complete_name, target_options, to_scope
-from taskyard.cli.task_list import list_tasks
+from taskyard.cli.scopes import campaign_option, check_campaign, complete_name
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TaskState
 from taskyard.errors import (
@@ -60,8 +59,6 @@ _RUNNABLE: Final = ("delayed", "ready", "leased")
 
 @click.command(
     cls=Command,
-    like=list_tasks,
-    most=("is_any", "campaign", "timeout", "progress"),
     epilog=example(
         "wait fetch-a fetch-b",
         "wait --campaign thumbs --timeout 1h30m",
@@ -72,37 +69,37 @@ _RUNNABLE: Final = ("delayed", "ready", "leased")
 @click.option(
     "--any", "is_any", is_flag=True, help="Return when the first task has settled. Print its name."
 )
-@target_options
+@campaign_option
 @click.option("--timeout", type=DURATION, help="Maximum time to wait, as in 90s or 5m.")
 @progress_option
 @click.pass_obj
 def wait(
     cli_context: CliContext,
-    /,
     names: tuple[str, ...],
+    campaign: str | None,
     timeout: int | None,
     *,
     is_any: bool,
-    **values: Any,  # noqa: ANN401  # scope options
 ) -> ExitCode:
     """Wait until tasks have settled.
 
-    Waits for tasks by name, for a campaign or for all tasks. With --service, --lane or --match,
-    waits for the tasks that match now.
+    Waits for tasks by name, for a campaign or for all tasks.
 
     A task has settled when it is done, failed or cancelled, or is behind a failure and can't run
     without intervention. Exit 0 if all are done, 1 if a task failed or is behind a failure, 5 if
     tasks were cancelled and none failed, 4 on timeout. With --any, the exit code is that of the
     task that settled first.
     """
-    if names and any(values.values()):
-        raise UserError("names exclude options (--campaign, --service, --lane and --match)")
+    if names and campaign is not None:
+        raise UserError("names exclude --campaign")
     cli_context.interrupt_message = "interrupted; the tasks continue"
-    with _connect(cli_context, names, values, is_any=is_any) as client:
+    with _connect(cli_context, names, campaign, is_any=is_any) as client:
         deadline = None if timeout is None else time.monotonic() + timeout / SECOND_NS
         if is_any:
-            return _wait_any(cli_context, _AnyTask(client, _names(client, names, values)), deadline)
-        target = _target_from_options(client, names, values)
+            return _wait_any(
+                cli_context, _AnyTask(client, _names(client, names, campaign)), deadline
+            )
+        target = wait_target(client, client.resolve(names), campaign)
         settled = wait_for(cli_context, target, deadline)
         document = WaitDocument(
             settled=settled, counts=target.counts, behind_failure=target.behind_failure
@@ -117,12 +114,12 @@ def wait(
 
 
 def _connect(
-    cli_context: CliContext, names: Sequence[str], values: dict[str, Any], *, is_any: bool
+    cli_context: CliContext, names: Sequence[str], campaign: str | None, *, is_any: bool
 ) -> AbstractContextManager[InternalClient]:
     """Connect to the broker. Settled tasks of a campaign need none."""
-    if is_any or names or any(values[key] for key in ("service", "lane", "match")):
+    if is_any or names:
         return connect_client(cli_context)
-    return connect_unless_settled(cli_context, partial(_is_settled, values["campaign"]))
+    return connect_unless_settled(cli_context, partial(_is_settled, campaign))
 
 
 def _is_settled(campaign: str | None, client: InternalClient) -> bool:
@@ -358,20 +355,11 @@ def wait_target(
     return _AllTasks(client) if campaign is None else _CampaignTasks(client, campaign)
 
 
-def _target_from_options(
-    client: InternalClient, names: Sequence[str], values: dict[str, Any]
-) -> WaitTarget:
-    """Return a target for names, for a campaign or for the tasks that match now."""
-    if not any(values[key] for key in ("service", "lane", "match")):
-        return wait_target(client, client.resolve(names), values["campaign"])
-    return _NamedTasks(client, _names(client, names, values))
-
-
-def _names(client: InternalClient, names: Sequence[str], values: dict[str, Any]) -> list[str]:
-    """Return the full names of tasks, or of those that match the options now."""
+def _names(client: InternalClient, names: Sequence[str], campaign: str | None) -> list[str]:
+    """Return the full names of tasks, or of all tasks of a campaign."""
     if names:
         return client.resolve(names)
-    found = [full_name(view) for view in client.tasks(to_scope(values))]
+    found = [full_name(view) for view in client.tasks(_scope(campaign=campaign))]
     if not found:
         raise UnknownName("no matching task (see `taskyard list`)")
     return found

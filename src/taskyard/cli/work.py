@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from taskyard.campaign.detection import Format
-from taskyard.cli.command import Command
+from taskyard.cli.commands import Command
+from taskyard.cli.daemon_options import service_options
 from taskyard.cli.input_rows import SEPARATORS
 from taskyard.cli.map_input import input_options
-from taskyard.cli.options import raw_option
 from taskyard.cli.output import example
 from taskyard.cli.output_directory import output_option
 from taskyard.cli.run_policy import run_policy_options
 from taskyard.cli.scopes import complete_campaign
 from taskyard.cli.task_options import TaskKey, task_options
-from taskyard.cli.worker_options import service_options
 from taskyard.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ _GROUPS: Final = {
         *("call", "payload"),
     ),
     "Output": (
-        *("output", "tag", "keep_order", "line_buffer", "quiet_output", "raw", "progress"),
+        *("output", "tag", "keep_order", "line_buffer", "quiet_output", "progress"),
         "report",
     ),
     "When to stop": (
@@ -173,7 +172,7 @@ def _add(command: CommandFunction, options: Sequence[Any]) -> CommandFunction:
 def _row_options(command: CommandFunction) -> CommandFunction:
     """Add the options of tasks that are made of lines or values, and run until they settle."""
     more = (_DRY_RUN, _wait_option(default=True), *_OUTPUT, _QUIET_OUTPUT, output_option)
-    last = (service_options, *_RETRY, run_policy_options, task_options, raw_option)
+    last = (service_options, *_RETRY, run_policy_options, task_options)
     return _add(command, (input_options, *more, *last))
 
 
@@ -184,7 +183,7 @@ class _RunCommand(Command):
         """Keep the words from `--` or `:::` on, which are a command and its lists."""
         ends = [index for index, word in enumerate(args) if word == "--" or word in SEPARATORS]
         end = min(ends, default=len(args))
-        ctx.meta["taskyard.cli.command"] = tuple(args[end + (args[end:][:1] == ["--"]) :])
+        ctx.meta["taskyard.cli.commands"] = tuple(args[end + (args[end:][:1] == ["--"]) :])
         ctx.meta["taskyard.cli.has_command"] = args[end:][:1] == ["--"]
         return super().parse_args(ctx, args[:end])
 
@@ -223,7 +222,7 @@ def run(context: click.Context, /, files: tuple[str, ...], **values: Any) -> Exi
 
     Exit 0 if all tasks are done, 1 if one failed, 5 if some were cancelled and none failed.
     """
-    words: tuple[str, ...] = context.meta["taskyard.cli.command"]
+    words: tuple[str, ...] = context.meta["taskyard.cli.commands"]
     cli_context: CliContext = context.obj
     if context.meta["taskyard.cli.has_command"]:
         if files:
@@ -359,7 +358,7 @@ def load(context: click.Context, /, files: tuple[str, ...], **values: Any) -> Ex
     """
     _refuse(context, _OF_ROWS, "is of single tasks, not of FILE")
     if values["spark"] is not None:
-        from taskyard.cli.pipeline.load import load_with_spark  # noqa: PLC0415  # an extra
+        from taskyard.cli.spark_load import load_with_spark  # noqa: PLC0415  # an extra
 
         _refuse(context, ("wait", *_TERMS), "can't be used with --spark")
         return load_with_spark(context.obj, files, values)
@@ -419,7 +418,6 @@ _TERMS: Final = (
 )
 @output_option
 @task_options
-@raw_option
 @click.pass_obj
 def submit(cli_context: CliContext, /, argv: tuple[str, ...], **values: Any) -> ExitCode:  # noqa: ANN401  # the options above
     """Submit one task to a running broker, and print its name.

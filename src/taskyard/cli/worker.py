@@ -5,26 +5,15 @@ from __future__ import annotations
 import os
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 from msgspec import Struct, structs
 
-from taskyard.cli.command import Command
-from taskyard.cli.daemon_options import check_dialect, log_options, open_log, until_eof_option
-from taskyard.cli.options import (
-    DURATION,
-    DURATION_OR_AUTO,
-    CliContext,
-    setting_option,
-)
+from taskyard.cli import daemon_options
+from taskyard.cli.commands import Command
+from taskyard.cli.options import DURATION, DURATION_OR_AUTO, CliContext, gathered, setting_option
 from taskyard.cli.output import example
-from taskyard.cli.worker_options import (
-    allow_pickle_option,
-    given_resource_options,
-    machine_of,
-    resource_options,
-)
 from taskyard.client import discovery
 from taskyard.core.limits import HEARTBEATS_PER_LEASE_MIN, NAME_BYTES_MAX, NUMBER_MAX
 from taskyard.errors import UserError
@@ -33,7 +22,6 @@ from taskyard.process import current_task
 from taskyard.process.machine import usable_cores
 from taskyard.settings.keys import SLOTS_MAX, variable_of
 from taskyard.settings.loader import Source
-from taskyard.wire.hungry.zmailer import SESSIONS
 from taskyard.wire.pickled import PICKLE
 from taskyard.worker.agents.rules import AgentSettings
 from taskyard.worker.agents.runner import read_command, read_variables
@@ -60,8 +48,6 @@ DEFAULT_ENDPOINTS: Final = {"ping-pong": "tcp://127.0.0.1:6002", "wmp": "tcp://1
 class WorkerOptions(Struct, frozen=True):
     """The options of a worker."""
 
-    brokers: tuple[str, ...]
-    state: Path | None
     slots: int | None
     services: tuple[str, ...]
     allow: tuple[str, ...]
@@ -72,24 +58,26 @@ class WorkerOptions(Struct, frozen=True):
     name: str | None
     heartbeat: int
     lease: int
+    #: Empty: that of the invitation, or dwork.
     dialect: str
     command: str | None
     agent: str | None
-    lines: str | None
     env: tuple[str, ...]
     #: The broker that runs the tasks, its key, and a label of the broker that they come from.
     forward_to: str | None
     forward_key: Path | None
     forward_as: str | None
-    #: None: detected.
+    #: Detected if None.
     cpus: int | None
     memory: int | None
     gpus: tuple[str, ...] | None
     resources: tuple[tuple[bytes, int], ...]
-    #: The incarnation of this process and the first one that it replaces. Set by a supervisor.
+    #: The incarnation of this process and the first that it replaces. Set by a supervisor.
     incarnation: int | None
     replaces: int
     until_eof: bool
+    brokers: tuple[str, ...] = ()
+    state: Path | None = None
 
     def argv(self) -> list[str] | None:
         """Return --command split as by a shell, or None."""
@@ -108,7 +96,7 @@ class WorkerOptions(Struct, frozen=True):
         """Return the settings of --agent."""
         if self.agent is None:
             return None
-        return AgentSettings(read_command(self.agent), lines=self.lines or "")
+        return AgentSettings(read_command(self.agent), lines="")
 
     def variables(self) -> dict[str, str]:
         """Return the environment of agents from --env."""
@@ -117,28 +105,45 @@ class WorkerOptions(Struct, frozen=True):
     def settings(
         self, services: Sequence[str], name: str | None, resources: Resources = ()
     ) -> WorkerSettings:
-        more = {"heartbeat_ns": self.heartbeat, "lease_timeout_ns": self.lease}
-        more |= {"replaces": self.replaces}
-        if self.incarnation is not None:
-            more["incarnation"] = self.incarnation
-        return worker_settings(self.slots or usable_cores(), services, name, resources, **more)
+        settings = worker_settings(
+            self.slots or usable_cores(),
+            services,
+            name,
+            resources,
+            heartbeat_ns=self.heartbeat,
+            lease_timeout_ns=self.lease,
+            replaces=self.replaces,
+        )
+        if self.incarnation is None:
+            return settings
+        return structs.replace(settings, incarnation=self.incarnation)
 
     def machine(self) -> Machine:
         """Return the resources of this worker."""
-        return machine_of(self.cpus, self.memory, self.gpus, self.resources)
-
-    def runner_options(self) -> dict[str, Any]:
-        """Return the keyword arguments for the task runner."""
-        return {
-            "command": self.argv(),
-            "allow_pickle": self.allow_pickle,
-            "until_eof": self.until_eof,
-        }
+        return daemon_options.machine_of(self.cpus, self.memory, self.gpus, self.resources)
 
 
 @click.command(
     cls=Command,
     is_peer=True,
+    groups={
+        "Work": ("services", "allow", "allow_pickle", "command", "agent", "env"),
+        "Capacity": ("slots", "cpus", "memory", "gpus", "resources"),
+        "Broker": ("dialect", "name", "heartbeat", "lease"),
+        "Another broker": ("forward_to", "forward_key", "forward_as"),
+    },
+    most=(
+        "services",
+        "allow",
+        "allow_pickle",
+        "command",
+        "agent",
+        "slots",
+        "cpus",
+        "memory",
+        "gpus",
+        "dialect",
+    ),
     epilog=example("worker --slots 4 --allow imaging --state ./.taskyard"),
 )
 @setting_option(
@@ -149,7 +154,7 @@ class WorkerOptions(Struct, frozen=True):
     show_default="one per core",
     help="Tasks at once.",
 )
-@resource_options
+@daemon_options.resource_options
 @click.option(
     "--service",
     "services",
@@ -165,7 +170,7 @@ class WorkerOptions(Struct, frozen=True):
     metavar="MODULE",
     help="Offer the functions of this module and its submodules. Repeatable.",
 )
-@allow_pickle_option
+@daemon_options.allow_pickle_option
 @click.option("--name", metavar="NAME", show_default="HOST-PID", help="Name of the worker.")
 @setting_option(
     "lease.heartbeat",
@@ -185,6 +190,7 @@ class WorkerOptions(Struct, frozen=True):
 @click.option(
     "--dialect",
     metavar="D",
+    default="",
     show_default="dwork, or that of --invite",
     help="Dialect: dwork, ping-pong or wmp.",
 )
@@ -200,12 +206,6 @@ class WorkerOptions(Struct, frozen=True):
     help="Send tasks to this long-running program line by line, one program per slot. "
     "{lane} and {service} in it are replaced, for a program per lane. If omitted, use the command "
     "of the service in the broker's settings.",
-)
-@click.option(
-    "--lines",
-    type=click.Choice(list(SESSIONS)),
-    show_default="those of the service",
-    help="The lines of --agent: hungry, or those of ZMailer's transport agents.",
 )
 @click.option(
     "--env",
@@ -236,10 +236,11 @@ class WorkerOptions(Struct, frozen=True):
 @click.option("--calls-max", type=click.IntRange(0), default=0, hidden=True)
 @click.option("--incarnation", type=click.IntRange(1, NUMBER_MAX), hidden=True)
 @click.option("--replaces", type=click.IntRange(0, NUMBER_MAX), default=0, hidden=True)
-@log_options
-@until_eof_option
+@daemon_options.log_options
+@daemon_options.until_eof_option
 @click.pass_obj
-def worker(cli_context: CliContext, /, **options: Any) -> None:  # noqa: ANN401  # the fields of `WorkerOptions`
+@gathered(WorkerOptions, "values")
+def worker(cli_context: CliContext, *, values: WorkerOptions) -> None:
     """Run a worker in the foreground.
 
     Programs (service exec) run in the worker's working directory. Functions (service call) must be
@@ -247,78 +248,69 @@ def worker(cli_context: CliContext, /, **options: Any) -> None:  # noqa: ANN401 
     too: then every peer that can submit tasks can run any code here.
 
     Payloads of other services go to --command or --agent. An agent is a program that reads tasks
-    and writes reports line by line. If the broker's settings have a command for a service, it is
-    started on demand in the worker's working directory. Its environment has PATH, HOME, LANG, LC_*,
-    TZ, USER, TMPDIR and the variables of --env.
+    and writes reports line by line. It starts on demand in the worker's working directory. The
+    environment has PATH, HOME, LANG, LC_*, TZ, USER, TMPDIR and the variables of --env.
 
-    The worker has as many cores, as much memory and as many GPUs for tasks that ask for some as the
-    system shows, unless given. GPUs are passed to tasks by id in CUDA_VISIBLE_DEVICES.
+    Tasks that ask for cores, memory or GPUs get them from what the system shows, unless it is
+    given. GPUs are passed to tasks by id in CUDA_VISIBLE_DEVICES.
 
     With --forward-to the worker submits its tasks to another broker and returns their results. It
     has the slots and resources of that broker's workers, unless --slots is given. With --dialect
     wmp, the tasks of a foreign manager are in the campaign @MANAGER there.
 
-    With --dialect ping-pong or wmp the worker offers the service of the broker's listener, usually
-    default, for wmp also others with --service. --broker or TASKYARD_BROKER is then the endpoint
-    where the broker listens for that dialect. The default is that of the settings, in [listen].
-
-    An invitation has the endpoint, the dialect and the key. --broker, --dialect and --key replace
-    its parts.
+    With --dialect ping-pong or wmp, --broker is the endpoint where the broker listens for that
+    dialect, by default that of [listen] in the settings. The worker offers the listener's service.
 
     With several brokers, the worker shares its slots over all that have tasks. Each broker that
-    requires a key needs a --key, in the same order.
+    requires a key needs a --key, in the same order. If no broker is running, the worker waits.
 
-    If no broker is running, the worker waits for one. On SIGTERM or Ctrl-C it finishes its running
-    tasks and exits 0. A second signal kills them and returns them to the broker.
+    On SIGTERM or Ctrl-C it finishes its running tasks and exits 0. A second signal kills them and
+    returns them to the broker.
     """
-    options |= {"brokers": cli_context.brokers, "state": cli_context.state}
-    _apply_invitation(cli_context, options)
-    values = WorkerOptions(**options)
+    values = _with_brokers(cli_context, values)
     _check(values)
-    open_log(cli_context, "worker")
+    daemon_options.open_log(cli_context, "worker")
     _RUNNERS_BY_DIALECT[values.dialect](cli_context, values)
 
 
-def _apply_invitation(cli_context: CliContext, options: dict[str, Any]) -> None:
-    """Set the dialect and the endpoints that are not given. `discovery` finds those of dwork."""
+def _with_brokers(cli_context: CliContext, values: WorkerOptions) -> WorkerOptions:
+    """Add the dialect and the endpoints, where given. `discovery` finds the endpoints of dwork."""
+    state, brokers = cli_context.state, cli_context.brokers
     is_given = cli_context.invitation is not None
-    is_sought = is_given or options["state"] is None
+    is_sought = is_given or state is None
     invitation = cli_context.find_invitation() if is_sought else None
-    usual = "dwork" if invitation is None else invitation.dialect
-    dialect = options["dialect"] = options["dialect"] or usual
-    if is_sought and not is_given and not options["brokers"] and dialect != "dwork":
-        options["brokers"] = _brokers_of_environment(cli_context)
-    if invitation is None or options["brokers"]:
-        return
-    if dialect != invitation.dialect:
-        raise UserError(
-            f"--dialect {dialect}: the invitation is for {invitation.dialect} (give --broker)"
-        )
-    if is_given or dialect != "dwork":
-        options["brokers"] = invitation.endpoints[: 1 if dialect == "ping-pong" else None]
+    dialect = values.dialect or ("dwork" if invitation is None else invitation.dialect)
+    if is_sought and not is_given and not brokers and dialect != "dwork":
+        brokers = _brokers_of_environment(cli_context)
+    if invitation is not None and not brokers:
+        if dialect != invitation.dialect:
+            raise UserError(
+                f"--dialect {dialect}: the invitation is for {invitation.dialect} (give --broker)"
+            )
+        if is_given or dialect != "dwork":
+            brokers = invitation.endpoints[: 1 if dialect == "ping-pong" else None]
+    return structs.replace(values, dialect=dialect, brokers=brokers, state=state)
 
 
 def _brokers_of_environment(cli_context: CliContext) -> tuple[str, ...]:
-    """Return the endpoints in TASKYARD_BROKER. A file has those of other dialects in `listen`."""
+    """Return the endpoints in TASKYARD_BROKER. A file has other dialects in `listen`."""
     settings = cli_context.settings()
     is_there = settings.source("broker.url") is Source.ENVIRONMENT
     return discovery.configured_endpoints(settings) if is_there else ()
 
 
 def _check(values: WorkerOptions) -> None:
-    if check_dialect(values.dialect) not in _RUNNERS_BY_DIALECT:
+    if daemon_options.check_dialect(values.dialect) not in _RUNNERS_BY_DIALECT:
         raise UserError(
             f"--dialect {values.dialect}: not supported (use "
             f"{', '.join(_RUNNERS_BY_DIALECT)}, or `taskyard rr worker`)"
         )
     if values.agent is not None:
         _check_agent(values)
-    elif values.lines is not None:
-        raise UserError("--lines needs --agent (or set lines of the service in the settings)")
     _check_forward(values)
     if values.lease < HEARTBEATS_PER_LEASE_MIN * values.heartbeat:
         raise UserError("--lease must be at least three times --heartbeat")
-    if (given := given_resource_options()) and values.dialect != "dwork":
+    if (given := daemon_options.given_resource_options()) and values.dialect != "dwork":
         raise UserError(f"{', '.join(given)}: needs --dialect dwork, not {values.dialect}")
     if len(values.brokers) > 1 and values.dialect == "ping-pong":
         raise UserError("--broker, TASKYARD_BROKER: a ping-pong worker has one broker")
@@ -334,7 +326,7 @@ def _check_forward(values: WorkerOptions) -> None:
     excluded = {
         "--agent": values.agent,
         "--command": values.command,
-        **dict.fromkeys(given_resource_options(), True),
+        **dict.fromkeys(daemon_options.given_resource_options(), True),
     }
     for option, given in excluded.items():
         if given:
@@ -423,11 +415,26 @@ def _forward(
     target = lower.endpoint.encode(errors="surrogateescape")[:NAME_BYTES_MAX]
     settings = chosen.settings(services, name, resources)
     settings = structs.replace(settings, forwards=True, forwards_to=target)
-    more: Any = {"slots": values.slots, "until_eof": values.until_eof}
     if is_native:
-        process.serve(found[0], settings, lower, cli_context.info, key=keys[0], **more)
+        process.serve(
+            found[0],
+            settings,
+            lower,
+            cli_context.info,
+            key=keys[0],
+            slots=values.slots,
+            until_eof=values.until_eof,
+        )
     else:
-        process.serve_wmp(found, settings, lower, cli_context.info, keys=keys, **more)
+        process.serve_wmp(
+            found,
+            settings,
+            lower,
+            cli_context.info,
+            keys=keys,
+            slots=values.slots,
+            until_eof=values.until_eof,
+        )
 
 
 def _connect_lower(
@@ -440,8 +447,8 @@ def _connect_lower(
     is_directory = "://" not in target
     broker = endpoints.native_endpoint(Path(target)) if is_directory else target
     broker = endpoints.peer_endpoint(broker)
-    places = {place for one in found for place in endpoints.parse_addresses(one)}
-    if places.intersection(endpoints.parse_addresses(broker)):
+    addresses = {address for one in found for address in endpoints.parse_addresses(one)}
+    if addresses.intersection(endpoints.parse_addresses(broker)):
         raise UserError(f"--forward-to {target}: the worker's own broker")
     return process.connect_lower(
         broker, values.forward_key, values.forward_as, found[0], cli_context.info
@@ -451,7 +458,7 @@ def _connect_lower(
 def _default_services(cli_context: CliContext, values: WorkerOptions) -> tuple[str, ...]:
     """Return the services of the settings, with pickle if it is allowed.
 
-    An agent has no use for the usual ones, so it offers that of payloads without a service.
+    An agent has no use for the usual services, so it offers the service of plain payloads.
     """
     settings = cli_context.settings()
     if values.agent is not None and settings.source("worker.services") is Source.DEFAULT:
@@ -474,7 +481,9 @@ def _run_ping_pong_worker(cli_context: CliContext, values: WorkerOptions) -> Non
     (key,) = _keys(cli_context, [endpoint])
     check_workers_key(key)
     ping_pong.serve(
-        *(endpoint, runner_for, cli_context.info),
+        endpoint,
+        runner_for,
+        cli_context.info,
         slots=slots,
         key=key,
         until_eof=values.until_eof,
@@ -492,9 +501,14 @@ def _run_wmp_worker(cli_context: CliContext, values: WorkerOptions) -> None:
         return
     settings = values.settings(values.services, _name_for_keys(keys, values.name))
     wmp.serve(
-        *(found, settings, values.allow, cli_context.info),
+        found,
+        settings,
+        values.allow,
+        cli_context.info,
         keys=keys,
-        **values.runner_options(),
+        command=values.argv(),
+        allow_pickle=values.allow_pickle,
+        until_eof=values.until_eof,
     )
 
 
@@ -516,7 +530,7 @@ def _keys(cli_context: CliContext, found: Sequence[str]) -> list[PeerKey | None]
 
 
 def _endpoints(cli_context: CliContext, values: WorkerOptions) -> list[str]:
-    """Return the given endpoints, or those of the settings."""
+    """Return the given endpoints, by default the endpoints of the settings."""
     usual = (DEFAULT_ENDPOINTS[values.dialect],)
     found = values.brokers or cli_context.settings().listen.get(values.dialect, usual)[:1]
     return [endpoints.peer_endpoint(one) for one in found]

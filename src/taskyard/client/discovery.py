@@ -106,7 +106,7 @@ def configured_invitation(settings: Settings) -> Invitation | None:
 
     if isinstance(invite, Path):
         return read_invitation(str(invite))
-    return read_invitation_line(settings.all["broker.invite"].origin.place, invite.reveal())
+    return read_invitation_line(settings.all["broker.invite"].origin.location, invite.reveal())
 
 
 def peer_endpoints(broker: Brokers) -> tuple[str, ...]:

@@ -1,11 +1,15 @@
-"""The functions that the demo's native worker runs: letter counts of generated samples.
+"""The work of the demo: functions for a native worker, and an agent that seems to deliver mail.
 
-Imported by workers, so it imports almost nothing. Letters come from a hash of their position, so
-they are the same in every run.
+Workers import it, and a worker host runs it as a program, so it imports almost nothing. Letters
+come from a hash of their position, so they are the same in every run. The agent reads a task from
+each line, as docs/dialects/hungry.md describes. The name of a destination determines its behaviour.
+A file in the current directory records when the destination that is down was first tried.
 """
 
 import hashlib
+import sys
 import time
+from pathlib import Path
 
 #: The shortest and the longest duration of a task.
 _MILLISECONDS_MIN, _MILLISECONDS_MAX = 4, 24
@@ -64,3 +68,55 @@ def _sleep_briefly(*task: object) -> None:
     byte = hashlib.sha256(repr(task).encode()).digest()[0]
     spread = _MILLISECONDS_MAX - _MILLISECONDS_MIN
     time.sleep((_MILLISECONDS_MIN + spread * byte / 255) / 1000)
+
+
+# The agent.
+
+#: Refuses mail at first, and accepts it later.
+DOWN = "down.example"
+
+#: Always refuses mail.
+STRICT = "strict.example"
+
+#: How long the first destination is down, from its first mail on.
+OUTAGE_SECONDS = 5.0
+
+#: How long a delivery takes.
+MAIL_SECONDS = 0.012
+
+OUTAGE_FILE = Path("down-since")
+
+#: An identity, a lane and a payload.
+_FIELDS = 3
+
+
+def main() -> None:
+    print("#hungry", flush=True)  # noqa: T201  # the protocol is lines on stdout
+    for line in sys.stdin:
+        fields = line.rstrip("\n").split("\t")
+        if not line.strip():
+            return
+        if len(fields) == _FIELDS:  # otherwise it is a comment
+            identity, host, _mail = fields
+            print(f"{identity}\t\t{deliver(host)}", flush=True)  # noqa: T201
+            print("#hungry", flush=True)  # noqa: T201
+
+
+def deliver(host: str) -> str:
+    """Deliver one mail, and return the report."""
+    if host == STRICT:
+        return "error 550 no such user here"
+    if host == DOWN and is_down():
+        return "deferall 421 connection refused"
+    time.sleep(MAIL_SECONDS)
+    return "ok 250 accepted"
+
+
+def is_down() -> bool:
+    if not OUTAGE_FILE.exists():
+        OUTAGE_FILE.touch()
+    return time.time() - OUTAGE_FILE.stat().st_mtime < OUTAGE_SECONDS
+
+
+if __name__ == "__main__":
+    main()

@@ -18,11 +18,9 @@ from taskyard import __version__
 from taskyard.campaign.formats import FileOptions
 from taskyard.client.internal import InternalClient
 from taskyard.core.events import UnknownPolicy
-from taskyard.demo import audit, campaign
-from taskyard.demo import directory as demo_directory
-from taskyard.demo.audit import BrokerKill, DemoCounts, ProofLine
-from taskyard.demo.campaign import Campaign
-from taskyard.demo.cluster import DemoCluster
+from taskyard.demo import campaign
+from taskyard.demo.campaign import BrokerKill, Campaign, DemoCounts, ProofLine
+from taskyard.demo.cluster import DemoCluster, prepare_directory
 from taskyard.errors import TaskyardError, TimedOut, UserError
 from taskyard.pipeline.jobs import history, load, report
 from taskyard.pipeline.session import (
@@ -41,7 +39,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from taskyard.demo.directory import DemoDirectory
+    from taskyard.demo.cluster import DemoDirectory
     from taskyard.pipeline.transforms.guarantees import Guarantees
 
 #: The broker is killed when this share of the campaign has settled.
@@ -86,7 +84,7 @@ def run(tasks: int, out: Path, reporter: DemoReporter) -> DemoResult:
     """Run the whole demo. Raises TaskyardError if a part of it fails."""
     began = time.monotonic()
     planned = campaign.make_campaign(tasks)
-    with demo_directory.prepare_directory(out) as paths:
+    with prepare_directory(out) as paths:
         campaign.write(planned, paths.campaign)
         reporter.step(
             f"created a campaign of {planned.tasks:,} tasks: a graph of {planned.graph:,}, "
@@ -103,8 +101,8 @@ def run(tasks: int, out: Path, reporter: DemoReporter) -> DemoResult:
                 cluster.stop()
                 guarantees, page = _build_report(spark, paths, reporter)
         reporter.step("counting the journal")
-        counts = audit.count(paths.state)
-        lines = audit.lines(counts, guarantees, planned, kill)
+        counts = campaign.count(paths.state)
+        lines = campaign.lines(counts, guarantees, planned, kill)
         seconds = time.monotonic() - began
         return DemoResult(paths.directory, paths.state, page, paths.tables, counts, lines, seconds)
 

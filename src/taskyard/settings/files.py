@@ -58,14 +58,14 @@ class Document(Struct, frozen=True):
         lengths = range(len(path), 0, -1)
         return next((self.lines[path[:n]] for n in lengths if path[:n] in self.lines), 0)
 
-    def place(self, *path: str) -> str:
+    def location(self, *path: str) -> str:
         """Return `FILE:LINE` of a key, or `FILE`."""
         line = self.line(*path)
         return f"{self.file}:{line}" if line else str(self.file)
 
 
 def find(config: Path | None, environment: Mapping[str, str]) -> Path | None:
-    """Return the given file, else the variable's, else the nearest one from here upwards."""
+    """Return the given file, else the variable's, else the nearest from here upwards."""
     if config is not None:
         return config
     named = environment.get(CONFIG_VARIABLE)
@@ -230,7 +230,7 @@ class TooDeep(ValueError):
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Parse a document. Raises `TooDeep`, or `ValueError` for one that is not TOML."""
+    """Parse a document. Raises `TooDeep`, or `ValueError` for a text that is not TOML."""
     import tomllib  # noqa: PLC0415  # most calls have no file
 
     check_depth(text)

@@ -1,6 +1,6 @@
 """The table of settings: a class for each section, and for each key its kind, default and help.
 
-The only place where a key is defined. The loader, `taskyard config`, and the docs with the JSON
+The only module that defines keys. The loader, `taskyard config`, and the docs with the JSON
 Schema for editors use it.
 """
 
@@ -56,7 +56,7 @@ def variable_of(*path: str) -> str:
 
 
 class Key(Generic[T, D]):
-    """One setting. As an attribute of a section it is the default, until a value takes its place.
+    """A setting. As an attribute of a section it is the default, until a value replaces it.
 
     The attribute's name has the unit, too: `expire_ns`.
     """
@@ -177,7 +177,7 @@ class BlobsSection(Section):
 
 class LogSection(Section):
     format = Key(choice("text", "json"), "text", "The lines of a daemon's log.")
-    #: None: depends on where the log is.
+    #: Without a level, it depends on where the log is.
     level = Key(
         choice("debug", "info", "warning", "error"), None, "The least level of a log.", "warning"
     )

@@ -45,7 +45,7 @@ def _plain(value: Any) -> Any:  # noqa: ANN401  # any value
 
 
 class Kind(Struct, Generic[T], frozen=True):
-    """One kind of value, with its converters. A round trip gives the same value."""
+    """A kind of value, with its converters. A round trip gives the same value."""
 
     #: Accepted values, for the tables in the docs.
     description: str
@@ -99,7 +99,7 @@ def _endpoint_list(text: str) -> list[str]:
 
 
 class InvitationLine:
-    """The line of an invitation, from the environment. Its `repr` does not show the secret."""
+    """The line of an invitation, from the environment. The `repr` does not show the secret."""
 
     __slots__ = ("_text",)
 

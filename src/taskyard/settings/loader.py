@@ -53,12 +53,12 @@ _NO_LINE: Final = 1 << 31
 _SECTIONS: Final = (*dict.fromkeys(key.section for key in KEYS), DEFAULTS)
 
 
-#: The keys of each section, and of each named one in the file: `("service", "smtp")`.
+#: The keys of each section, and of each named section in the file: `("service", "smtp")`.
 Groups = dict[tuple[str, str], list[AnyKey]]
 
 
 class Source(IntEnum):
-    """Where a value comes from. A higher source overrides a lower one."""
+    """Where a value comes from. A higher source overrides a lower source."""
 
     DEFAULT = 0
     FILE = 1
@@ -67,14 +67,14 @@ class Source(IntEnum):
 
 
 class Origin(Struct, frozen=True):
-    """Where one value came from, with its place."""
+    """Where one value came from, with its location."""
 
     source: Source
     #: `taskyard.toml:3`, `TASKYARD_STATE`, `--state`. Empty for a default.
-    place: str = ""
+    location: str = ""
 
     def __str__(self) -> str:
-        return self.place or self.source.name.lower()
+        return self.location or self.source.name.lower()
 
 
 class Setting(NamedTuple):
@@ -156,7 +156,7 @@ def problems(
 
 
 class _Loader:
-    """One pass over the file, the environment and the flags."""
+    """A pass over the file, the environment and the flags."""
 
     def __init__(
         self,
@@ -176,7 +176,7 @@ class _Loader:
 
     @property
     def problems(self) -> list[str]:
-        """The problems in the order of the file, then those of variables and flags."""
+        """The problems in the order of the file, then problems of variables and flags."""
         found = sorted(dict.fromkeys(self._problems), key=lambda one: one[0] or _NO_LINE)
         return [describe for _, describe in found]
 
@@ -300,8 +300,8 @@ class _Loader:
         setting = Setting(key, key.default, Origin(Source.DEFAULT))
         if key.path == "broker.state":
             state = files.find_state()  # perhaps of a parent directory
-            place = "parent directory" if state.is_absolute() else ""
-            setting = Setting(key, state, Origin(Source.DEFAULT, place))
+            location = "parent directory" if state.is_absolute() else ""
+            setting = Setting(key, state, Origin(Source.DEFAULT, location))
         for origin, raw in self._given(key):
             try:
                 value = key.kind.read(raw)
@@ -319,7 +319,7 @@ class _Loader:
         path = _path_of(key)
         raw = self._raw(*path)
         if raw is not None and not (key.section == LISTEN and isinstance(raw, dict)):
-            yield Origin(Source.FILE, self._document.place(*path)), raw
+            yield Origin(Source.FILE, self._document.location(*path)), raw
         if text := self._environment.get(key.environment):
             yield Origin(Source.ENVIRONMENT, key.environment), key.kind.from_text(text)
         if key.path in self._flags:
@@ -362,7 +362,7 @@ class _Loader:
             self._blame(latest, reason)
 
     def _check_matches(self, sections: dict[str, keys.ServiceSection]) -> None:
-        """Report sections that are never used, because an earlier one has the same pattern."""
+        """Report sections that are never used, because an earlier section has the same pattern."""
         firsts: dict[str, str] = {}
         for name, section in sections.items():
             match = section.match_for(name)
@@ -372,15 +372,15 @@ class _Loader:
                 self._add_problem(f"{what}, which is used (remove one)", SERVICE, name)
 
     def _blame(self, setting: Setting, reason: str) -> None:
-        """Add a problem about a value, at its place."""
+        """Add a problem about a value, where it was set."""
         in_file = setting.origin.source is Source.FILE
         line = self._document.line(*_path_of(setting.key)) if in_file else _NO_LINE
-        self._problems.append((line, f"{setting.origin.place}: {reason}"))
+        self._problems.append((line, f"{setting.origin.location}: {reason}"))
 
     def _add_problem(self, reason: str, *path: str) -> None:
         """Add a problem about a section or key of the file."""
         self._problems.append(
-            (self._document.line(*path), f"{self._document.place(*path)}: {reason}")
+            (self._document.line(*path), f"{self._document.location(*path)}: {reason}")
         )
 
 
@@ -394,7 +394,7 @@ def _is_given(setting: Setting) -> bool:
 
 
 def _is_listed(setting: Setting) -> bool:
-    """Return whether a setting is shown: the whole table, and the given keys of others."""
+    """Return whether a setting is shown: the whole table, and the given keys of other sections."""
     key = setting.key
     is_endpoint = key.section.startswith(f"{LISTEN}.") and key.name == "endpoint"
     return key in KEYS or is_endpoint or _is_given(setting)
@@ -469,7 +469,7 @@ def _lane_options(section: keys.ServiceSection) -> LaneOptions:
         is_random=section.order == "random",
         is_held=section.hold,
         debounce_ns=section.debounce_ns,
-        # One line, which the agent host splits again.
+        # A line, which the agent host splits again.
         command=shlex.join(section.command).encode(errors="surrogateescape"),
         idle_ns_max=section.idle_max_ns,
         hunger_ns_max=section.hunger_max_ns,

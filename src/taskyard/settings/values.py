@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 #: The length of a value in a message.
 SHOWN_CHARACTERS: Final = 60
 
-#: Cached texts: a campaign has few different ones, or one for each task.
+#: Cached texts: a campaign has few different texts, or one for each task.
 TEXTS_KEPT: Final = 4096
 
 UNITS_NS: Final = {
@@ -46,7 +46,7 @@ _AMOUNT = re.compile(r"[0-9]{1,20}(?:\.[0-9]{1,4})?")
 #: Units of sizes: powers of 1024.
 UNITS_BYTES: Final = {"T": 1 << 40, "G": 1 << 30, "M": 1 << 20, "K": 1 << 10}
 _SIZE = re.compile(rf"{_NUMBER} ?([KMGT]?)(i?B)?", re.IGNORECASE)
-#: Resources beside those that have keys of their own.
+#: Resources beside CPUs, memory and GPUs, which have keys of their own.
 OTHER_RESOURCES_MAX: Final = RESOURCES_MAX - len((CPUS, MEMORY, GPUS))
 
 #: TOML and JSON have lists. Python may pass tuples.
@@ -188,7 +188,7 @@ def read_size(value: object) -> int:
     if size is None:
         raise invalid("be a size, such as 512M, 1.5G or a number of bytes", value)
     if not 0 <= size <= NUMBER_MAX:
-        raise invalid(f"be from 0 to {NUMBER_MAX} bytes", value)
+        raise invalid("be from 0 to 8 EiB", value)
     return size
 
 
@@ -232,7 +232,7 @@ class Rate(Struct, frozen=True):
     """A number of tasks per unit of time."""
 
     tasks: int
-    #: One of the units of rates.
+    #: A unit of rates.
     unit: str
 
     @property
@@ -294,7 +294,7 @@ def read_host_port(value: object) -> str:
 LANE: Final = "{lane}"
 SERVICE: Final = "{service}"
 
-PLACE: Final = re.compile(r"\{\{|\}\}|\{lane\}|\{service\}")
+PLACEHOLDER: Final = re.compile(r"\{\{|\}\}|\{lane\}|\{service\}")
 _FIELD: Final = re.compile(r"\{[\w.-]+(?: [\w.-]+)*\}")
 
 
@@ -317,23 +317,23 @@ def read_command(value: object) -> tuple[str, ...]:
 def command_problem(words: Sequence[str]) -> str | None:
     """Return what is wrong with the braces in a command; None: nothing."""
     for word in words:
-        rest = PLACE.sub("", word)
+        rest = PLACEHOLDER.sub("", word)
         if "{" in rest or "}" in rest:
             known = f"{LANE} and {SERVICE}"
             return f"{word!r} has other braces than {known} (write {{{{ and }}}} for a brace)"
-    if LANE in places(words[0]):
+    if LANE in placeholders(words[0]):
         return f"{words[0]!r} has {LANE} in the program, which clients would choose then"
-    for place, script in scripts_in(words).items():
-        if LANE in places(words[place]):
+    for index, script in scripts_in(words).items():
+        if LANE in placeholders(words[index]):
             hint = script.hint.replace("{}", LANE)
             what = f"{LANE} in the script of {script.program}, which clients would write then"
-            return f"{words[place]!r} has {what} ({hint})"
+            return f"{words[index]!r} has {what} ({hint})"
     return None
 
 
-def places(word: str) -> list[str]:
+def placeholders(word: str) -> list[str]:
     """Return the placeholders and doubled braces in a word."""
-    return PLACE.findall(word)
+    return PLACEHOLDER.findall(word)
 
 
 def read_template(value: object) -> str:

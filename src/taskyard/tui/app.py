@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
+import time
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from rich.text import Text
 from textual.app import App
 from textual.binding import Binding
+from textual.containers import Vertical, VerticalScroll
 from textual.coordinate import Coordinate
 from textual.css.query import NoMatches
-from textual.widgets import DataTable, Footer, Input, Static
+from textual.widgets import DataTable, Footer, Input, RichLog, Static
 
 from taskyard.client import task_filters
-from taskyard.errors import TaskyardError, UserError
-from taskyard.tui import text
-from taskyard.tui.output import TaskPane
-from taskyard.tui.screens import LanesScreen, Screen, TasksScreen, WorkersScreen
+from taskyard.errors import BytesMissing, TaskyardError, UserError
+from taskyard.tui import screens
+from taskyard.tui.screens import LanesScreen, Pace, Screen, TasksScreen, WorkersScreen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,9 +32,140 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
-    from taskyard.client.internal import BrokerLink
+    from taskyard.client.internal import BrokerLink, InternalClient
     from taskyard.client.task_filters import Filter
-    from taskyard.tui.text import Row
+    from taskyard.tui.screens import Row, View
+    from taskyard.wire.native.reads import Part
+
+#: Output before the last so many bytes is not read.
+TAIL_BYTES: Final = 64 * 1024
+
+#: Lines that are kept. `taskyard log` has all.
+LINES_MAX: Final = 2000
+
+#: Parts of a stream that are read for one drawing, so that a program that prints without end does
+#: not keep the screen.
+_PARTS_MAX: Final = 4
+
+#: Services whose output is kept with the result.
+_FUNCTION_SERVICES: Final = ("call", "pickle")
+
+_ENDED: Final = ("done", "failed", "cancelled")
+
+
+class StreamReader:
+    """Reads stdout or stderr of a task's latest attempt, line by line."""
+
+    def __init__(self, name: str, stream: str) -> None:
+        self._name, self._stream = name, stream
+        self._attempt: int | None = None
+        self._offset = 0
+        self._rest = b""
+
+    def read(self, client: InternalClient) -> list[str]:
+        """Return the lines that were printed since the last call."""
+        lines: list[str] = []
+        for _ in range(_PARTS_MAX):
+            page = self._page(client)
+            if page.attempt != self._attempt:
+                self._attempt, self._rest = page.attempt, b""
+                self._offset = max(0, page.bytes_total - TAIL_BYTES)
+                page = self._page(client)
+            lines += self._split(page)
+            if not page.data:
+                break
+        return lines
+
+    def _page(self, client: InternalClient) -> Part:
+        count = TAIL_BYTES // _PARTS_MAX
+        return client.output_page(self._name, self._offset, self._stream, count=count)
+
+    def _split(self, page: Part) -> list[str]:
+        """Return the whole lines of a part. The last line is whole at the end of the attempt."""
+        self._offset += len(page.data)
+        *whole, self._rest = (self._rest + page.data).split(b"\n")
+        if not page.live and self._rest and self._offset >= page.bytes_total:
+            whole, self._rest = [*whole, self._rest], b""
+        return [screens.output_line(line) for line in whole]
+
+
+class TaskPane(Vertical):
+    """The open task, if any."""
+
+    def __init__(self, link: BrokerLink) -> None:
+        super().__init__(id="task")
+        self._link = link
+        self.pace = Pace()
+        #: The full name of the open task. Empty: none is open.
+        self.opened = ""
+        self._view: View | None = None
+        self._why = self.note = ""
+        self._readers: list[StreamReader] = []
+        self._is_read = False
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll(id="details", can_focus=False):
+            yield Static(id="details-text")
+        yield RichLog(id="output", max_lines=LINES_MAX, wrap=True, min_width=20)
+
+    def open(self, name: str) -> None:
+        """Show another task, or none."""
+        self.opened, self._view, self.note = name, None, ""
+        self._readers = [StreamReader(name, stream) for stream in ("stdout", "stderr")]
+        self._is_read = False
+        self.pace.reset()
+        self.query_one("#output", RichLog).clear()
+        self.query_one("#details-text", Static).update(Text(screens.one_line(name)))
+
+    async def load(self) -> None:
+        """Request and draw the task. Raises `TaskyardError`."""
+        name, call = self.opened, self._link.call
+        if self.pace.is_due():
+            view = await call(lambda client: client.show(name))
+            why = await call(lambda client: client.explain(name)["sentence"])
+            if name != self.opened:
+                return
+            if self._view is not None and view["attempt"] != self._view["attempt"]:
+                self._is_read = False
+            self._view, self._why = view, why
+            self.pace.done()
+        if self._view is None:
+            return
+        lines = screens.task_lines(self._view, self._why, time.time())
+        self.query_one("#details-text", Static).update(screens.labelled(lines, self.size.width - 2))
+        if not self._is_read:
+            is_over = self._view["state"] in _ENDED
+            try:
+                await self._read(self._view, is_over=is_over)
+            except BytesMissing as removed:
+                self.note, is_over = str(removed), True
+            self._is_read = is_over and name == self.opened
+
+    async def _read(self, view: View, *, is_over: bool) -> None:
+        """Add what was printed since the last time. An ended task is read once."""
+        name = self.opened
+        if view["service"] not in _FUNCTION_SERVICES:
+            for reader, style in zip(self._readers, ("", "red"), strict=True):
+                lines = await self._link.call(reader.read) if view["attempt"] else []
+                if name == self.opened:
+                    self._write(lines, style)
+        elif is_over:
+            printed = await self._link.call(lambda client: client.output_page(name).data)
+            lines = printed.removesuffix(b"\n").split(b"\n") if printed else []
+            self._write([screens.output_line(line) for line in lines], "")
+        else:
+            self.note = "the output of a function is shown when it has ended"
+
+    def _write(self, lines: list[str], style: str) -> None:
+        """Add lines. The end stays in view unless the reader has scrolled up."""
+        log = self.query_one("#output", RichLog)
+        is_at_end = log.is_vertical_scroll_end
+        for line in lines:
+            log.write(Text(line, style), scroll_end=is_at_end)
+        if lines:
+            self.note = f"the end of the output. All of it: taskyard log {shlex.quote(self.opened)}"
+        self.note = self.note or "no output"
+
 
 #: Seconds between two drawings, and while another window has the keyboard.
 _TICK_SECONDS: Final = 1.0
@@ -89,10 +222,10 @@ class RowTable(DataTable[Text]):
         self.clear()
         for row_key, cells in rows:
             self.add_row(*cells, key=row_key)
-        place = keys.index(key) if key in keys else min(number, len(rows) - 1)
-        if known and place > 0:
+        row = keys.index(key) if key in keys else min(number, len(rows) - 1)
+        if known and row > 0:
             self.scroll_to(y=scroll, animate=False)
-            self.move_cursor(row=place)
+            self.move_cursor(row=row)
 
 
 class Top(App[None]):
@@ -154,7 +287,7 @@ class Top(App[None]):
             except NoMatches:
                 if self.is_running:
                     raise
-                return  # widgets are removed one by one when it closes
+                return  # widgets are removed in turn when it closes
             seconds = _TICK_SECONDS if self._is_focused else _BLURRED_SECONDS
             try:
                 async with asyncio.timeout(seconds):
@@ -181,7 +314,7 @@ class Top(App[None]):
 
     async def _load(self) -> None:
         stats, width = await self._link.ask("status"), self.size.width
-        head = Text("\n").join([text.counters(stats["counts"], width - 2), text.facts(stats)])
+        head = Text("\n").join([screens.counters(stats["counts"], width - 2), screens.facts(stats)])
         self.query_one("#counters", Static).update(head)
         task, name, wanted = self.query_one(TaskPane), self.shown, self._wanted
         if task.opened:
@@ -196,12 +329,12 @@ class Top(App[None]):
             self._note(screen.note() + (f"   filter {shown}" if shown else ""))
 
     def _note(self, words: str) -> None:
-        self.query_one("#note", Static).update(Text(text.one_line(words)))
+        self.query_one("#note", Static).update(Text(screens.one_line(words)))
 
     def _show_banner(self, words: str) -> None:
         banner = self.query_one("#banner", Static)
         banner.set_class(bool(words), "shown")
-        banner.update(Text(text.one_line(words)))
+        banner.update(Text(screens.one_line(words)))
 
     def reload(self) -> None:
         """Make all requests due."""
@@ -231,12 +364,12 @@ class Top(App[None]):
         title = Text(" taskyard top ", "bold")
         for number, name in enumerate(self._tables, start=1):
             title.append(f" {number} {name} ", "bold reverse" if name == self.shown else "")
-        title.append(f" {text.shortened(self._broker_name, self.size.width // 2)}", "dim")
+        title.append(f" {screens.shortened(self._broker_name, self.size.width // 2)}", "dim")
         self.query_one("#title", Static).update(title)
         self._wake.set()
 
     def _go(self, name: str, wanted: Filter) -> None:
-        """Show a screen. `Esc` returns to this one."""
+        """Show a screen. `Esc` returns to this screen."""
         if (name, wanted) != (self.shown, self._wanted):
             self._back = [*self._back[-_BACK_MAX:], (self.shown, self._wanted)]
         self.shown, self._wanted = name, wanted

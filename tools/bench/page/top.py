@@ -13,7 +13,7 @@ from bench.processes import Broker
 from bench.table import TableLine, table_line
 from bench.targets import TOP_REFRESH_MS
 from taskyard.cli.options import CliContext
-from taskyard.cli.web import BrokerConnector
+from taskyard.cli.web import top_connector
 from taskyard.client import task_filters
 from taskyard.client.internal import BrokerLink
 from taskyard.tui.app import Top
@@ -102,7 +102,7 @@ async def _show(state: Path, screen: Screen, broker: Broker) -> list[Refresh]:
     """Show a screen. Return its refreshes, the first of which is that of a new screen."""
     context = CliContext()
     context.state = state
-    link = BrokerLink(BrokerConnector(context))
+    link = BrokerLink(top_connector(context))
     app = TimedTop(link, screen.words, broker.cpu_ns)
     try:
         async with app.run_test(size=_SIZE) as pilot:

@@ -14,15 +14,15 @@ from msgspec import Struct, structs
 
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.rules import LaneOptions, compile_glob
-from taskyard.settings.values import LANE, PLACE, SERVICE, places
+from taskyard.settings.values import LANE, PLACEHOLDER, SERVICE, placeholders
 from taskyard.wire.hungry.zmailer import HUNGRY_LINES
 from taskyard.worker.jobs import AGENT_HUNGER_NS_MAX, AGENT_IDLE_NS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    #: Service and lane.
     from taskyard.core.rules import Rule
+
 LaneKey: TypeAlias = tuple[bytes, bytes]
 
 _LITERALS: Final = {"{{": "{", "}}": "}"}
@@ -118,15 +118,15 @@ class AgentRules:
 
 def has_places(words: Sequence[str]) -> bool:
     """Return whether a command differs from lane to lane, or from service to service."""
-    return any(place not in _LITERALS for word in words for place in places(word))
+    return any(one not in _LITERALS for word in words for one in placeholders(word))
 
 
 def fill_command(words: tuple[str, ...], service: str, lane: str) -> tuple[str, ...]:
     """Return a command for one lane. Other braces stay as they are."""
-    if not any(map(places, words)):
+    if not any(map(placeholders, words)):
         return words
     values = {**_LITERALS, LANE: lane, SERVICE: service}
-    return tuple(PLACE.sub(lambda found: values[found[0]], word) for word in words)
+    return tuple(PLACEHOLDER.sub(lambda found: values[found[0]], word) for word in words)
 
 
 def split_command(command: bytes) -> tuple[str, ...]:
