@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from taskyard.broker.archive import ENDING, EndedTasks
 from taskyard.broker.compaction import CompactionLimits, Compactor
 from taskyard.broker.environment import CommitObserver
 from taskyard.broker.turn import Broker
@@ -25,6 +24,7 @@ from taskyard.core.scheduler import Scheduler
 from taskyard.core.timer_heap import TimerHeap
 from taskyard.journal import recovery
 from taskyard.journal.archive import Archive
+from taskyard.journal.ended_tasks import ENDING, EndedTasks
 from taskyard.journal.sqlite import SqliteStore
 
 if TYPE_CHECKING:

@@ -8,12 +8,11 @@ from unittest.mock import patch
 
 import pytest
 
-from taskyard.broker.database_files import check_place
 from taskyard.core.output import OutputChunk, Stream
 from taskyard.errors import LeaderLost, UnusableStore
 from taskyard.journal.blobs import StreamKey, name_of
-from taskyard.journal.postgres import database, leader
-from taskyard.journal.postgres.blobs import (
+from taskyard.postgresql import database, leader
+from taskyard.postgresql.blobs import (
     DATABASE,
     DIRECTORY,
     FILE,
@@ -23,6 +22,7 @@ from taskyard.journal.postgres.blobs import (
     BlobRows,
     Blobs,
     Part,
+    check_place,
     note_place,
 )
 from tests.kit.postgres import Proxy, terminate_backends, warn_after_each
@@ -101,7 +101,7 @@ def test_long_chunk_is_split(blobs: Blobs) -> None:
 
 
 def test_pages_of_a_walk_cover_everything(blobs: Blobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("taskyard.journal.postgres.blobs.PAGE_ROWS", 3)
+    monkeypatch.setattr("taskyard.postgresql.blobs.PAGE_ROWS", 3)
     names = [b"%d" % number for number in range(10)]
     blobs.append([Part(name, 0, b"x") for name in names], 1)
     assert [name for name, _, _ in blobs.walk(STREAM)] == names

@@ -18,9 +18,9 @@ from taskyard.errors import UnknownFormat
 from taskyard.journal import history_arrow, readonly, schema, snapshot, witness
 from taskyard.journal.archive import Archive, ArchiveWriter
 from taskyard.journal.lock import StateLock
-from taskyard.journal.postgres import database
 from taskyard.journal.row_file import RowFile
 from taskyard.journal.sqlite import SqliteStore
+from taskyard.postgresql import database
 from tests.kit.postgres import Cluster
 
 DEVELOPMENT = Path(__file__).parent / "development"

@@ -20,8 +20,8 @@ import taskyard
 from taskyard.client.internal import InternalClient
 from taskyard.journal.blob_files import BlobFiles
 from taskyard.journal.blobs import name_of, short_name
-from taskyard.journal.postgres import database, outbox
-from taskyard.journal.postgres.outbox import OutboxCounts
+from taskyard.postgresql import database, outbox
+from taskyard.postgresql.outbox import OutboxCounts
 from taskyard.process.value_access import ValueAccess
 from tests.kit.processes import PATIENCE_SECONDS, Broker, Worker, run_here, until
 

@@ -25,7 +25,7 @@ from taskyard.core.blobs import Blob, text_of
 from taskyard.core.limits import PART_BYTES_MAX
 from taskyard.core.output import Stream
 from taskyard.journal import blob_files, blobs
-from taskyard.journal.postgres import blobs as postgres_blobs
+from taskyard.postgresql import blobs as postgres_blobs
 from taskyard.wire.native import requests, value_messages
 from taskyard.worker import native_messages, spool
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from taskyard.broker.archive import RECALLED_MAX, EndedTasks
 from taskyard.core.limits import LAG_SLOW_PERCENT, SECOND_NS
 from taskyard.core.states import CANCELLED, DONE
 from taskyard.errors import JournalDamaged
 from taskyard.journal import snapshot
 from taskyard.journal.compaction_process import CompactionChild
+from taskyard.journal.ended_tasks import RECALLED_MAX, EndedTasks
 from taskyard.journal.store import DISK_RESERVE_BYTES, Store
 
 if TYPE_CHECKING:

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from taskyard.broker.listeners import Listeners
-    from taskyard.broker.outbox_feed import OutboxFeed
     from taskyard.broker.turn import Broker
-    from taskyard.journal.postgres.lease import Lease
     from taskyard.net.guard import Guard
+    from taskyard.postgresql.lease import Lease
+    from taskyard.postgresql.outbox import OutboxFeed
 
 #: How old sizes on the disk may be. There may be thousands of files.
 _SIZES_NS_MAX: Final = 5 * SECOND_NS
@@ -32,24 +32,22 @@ class HealthReporter:
     """Collects the measures of a running broker."""
 
     def __init__(
-        self,
-        broker: Broker,
-        listeners: Listeners,
-        guard: Guard,
-        state: Path | None,
-        feed: OutboxFeed | None = None,
+        self, broker: Broker, listeners: Listeners, guard: Guard, state: Path | None
     ) -> None:
-        """`state` is None if the journal is in memory, and `feed` if it is not in PostgreSQL."""
+        """`state` is None if the journal is in memory."""
         self._broker, self._listeners, self._guard = broker, listeners, guard
         self._state = state
-        self._feed = feed
         self._lease: Lease | None = None
+        self._feed: OutboxFeed | None = None
         self._read_ns: int | None = None
         self._journal_bytes = self._history_bytes = 0
 
-    def add_leader(self, lease: Lease) -> None:
-        """Show the term and its standbys, and let those know where this broker listens."""
-        self._lease = lease
+    def add_leader(self, lease: Lease, feed: OutboxFeed) -> None:
+        """Show the term, its standbys and the outbox. Let standbys find where this broker listens.
+
+        Only a journal in PostgreSQL has them.
+        """
+        self._lease, self._feed = lease, feed
         lease.show(gethostname(), self._places())
 
     def measures(self) -> BrokerMeasures:
@@ -70,7 +68,7 @@ class HealthReporter:
             self._listeners.malformed_by_dialect(),
             self._listeners.relays(now_ns),
             0 if broker.blobs is None else broker.blobs.store.bytes_used,
-            self._outbox(),
+            None if self._feed is None else OutboxHealth(**self._feed.counts._asdict()),
             None if self._lease is None else self._leader(self._lease),
         )
 
@@ -95,9 +93,6 @@ class HealthReporter:
                 for row, changed_ns, _ in lease.standbys.seen()
             ],
         )
-
-    def _outbox(self) -> OutboxHealth | None:
-        return None if self._feed is None else OutboxHealth(**self._feed.counts._asdict())
 
     def _read_sizes(self) -> None:
         if self._state is not None:

@@ -13,27 +13,18 @@ import logging
 import shutil
 import signal
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from msgspec import Struct, structs
+from msgspec import Struct, field, structs
 
-from taskyard.broker.archive import ENDING, EndedTasks, recover
 from taskyard.broker.auth import Authenticator, keyring_for
 from taskyard.broker.blob_retention import BlobRetention
 from taskyard.broker.blobs import BlobLimits, BrokerBlobs, check_mounted
-from taskyard.broker.broker_settings import BrokerSettings
-from taskyard.broker.compaction import Compactor
-from taskyard.broker.database import (
-    OpenDatabase,
-    keyring_of,
-    open_database,
-    open_standby,
-    outbox_feed,
-)
+from taskyard.broker.compaction import CompactionLimits, Compactor
 from taskyard.broker.environment import CommitObserver
-from taskyard.broker.failover import Handover
 from taskyard.broker.health import HealthReporter
 from taskyard.broker.listeners import NATIVE, Listeners, Reservations
 from taskyard.broker.membership_log import LOGGED, MembershipLog
@@ -47,27 +38,53 @@ from taskyard.core.states import LEASED
 from taskyard.errors import LeaderLost, StateLocked, UnusableStore, UserError
 from taskyard.journal import blob_files, blobs, recovery, starts
 from taskyard.journal.blob_files import BlobFiles
+from taskyard.journal.ended_tasks import ENDING, EndedTasks, recover
 from taskyard.journal.lock import StateLock
 from taskyard.journal.sqlite import SqliteStore
+from taskyard.journal.state_store import StoreSettings
 from taskyard.journal.store import MemoryStore, Store
 from taskyard.net import endpoints
 from taskyard.net.guard import Guard
 from taskyard.net.host import CountLog, Host
+from taskyard.net.keyring import Keyring
 from taskyard.net.memory import return_memory
 from taskyard.net.signals import STOP_SIGNALS, Terminal
 from taskyard.process import broker_files
 from taskyard.settings import loader as settings_loader
+from taskyard.settings.keys import ListenSection
+from taskyard.wire.native.pending import PLAIN_LEASE_NS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from taskyard.broker.standby import Standby, WarmState
     from taskyard.journal.archive import Archive
     from taskyard.journal.blobs import BlobStore
-    from taskyard.journal.postgres.lease import Lease
-    from taskyard.net.keyring import Keyring
     from taskyard.net.protocols import Clock
+    from taskyard.postgresql.driver import OpenDatabase
+    from taskyard.postgresql.lease import Lease
+    from taskyard.postgresql.standby import Standby, WarmState
     from taskyard.settings.loader import Settings
+
+
+class BrokerSettings(StoreSettings, frozen=True):
+    """The options of a broker."""
+
+    tables: Mapping[str, ListenSection] = field(default_factory=dict)
+    #: Require keys on local TCP endpoints, too.
+    secure: bool = False
+    #: Keep the journal in memory: nothing survives the process.
+    in_memory: bool = False
+    #: Stop when stdin ends, too.
+    until_eof: bool = False
+    #: How long plain dwork workers keep their tasks after a restart of the broker.
+    plain_lease_ns: int = PLAIN_LEASE_NS
+    #: The rules, unless a `SettingsReloader` provides them.
+    rules: RulesSet = field(default_factory=lambda: RulesSet(0))
+    #: When the journal is compacted.
+    compact: CompactionLimits = CompactionLimits()
+    #: How many bytes of blobs are kept, and how long, unless a `SettingsReloader` provides it.
+    blobs: BlobLimits = BlobLimits()
+
 
 logger = logging.getLogger("taskyard.broker")
 
@@ -168,9 +185,7 @@ def _serve(
     announce: Callable[[str], None],
     reloading: SettingsReloader | None,
 ) -> bool:
-    # One that has led has a copy of the keys, and the database may be away.
-    keys = keyring_of(settings.state, "" if settings.yields else settings.store)
-    keyring = keyring_for(keys, settings.listen, secure=settings.secure)
+    keyring = keyring_for(_keys(settings), settings.listen, secure=settings.secure)
     with ExitStack() as stack:
         stack.enter_context(_acquire_lock(settings.state))
         signals = STOP_SIGNALS if reloading is None else (*STOP_SIGNALS, signal.SIGHUP)
@@ -189,6 +204,15 @@ def _serve(
         opened = _open(settings, host.clock, stack, limits, warm)
         is_over = _run(settings, announce, opened, (host, controls, keyring), limits)
     return is_over and settings.standby
+
+
+def _keys(settings: BrokerSettings) -> Keyring:
+    """Return the keys. One that has led has a copy, and the database may be away."""
+    if not settings.store or settings.yields:
+        return Keyring(settings.state)
+    from taskyard.postgresql import driver  # noqa: PLC0415  # an extra
+
+    return driver.keyring_of(settings.state, settings.store)
 
 
 def _run(
@@ -219,17 +243,16 @@ def _run(
         _note(health_state, starts.Word.STARTED, clock, recovery.last_time_ns(opened.store))
         for line in listeners.ready_lines():
             announce(line)
-        feed = None if opened.lease is None else outbox_feed(settings, opened.lease)
-        if feed is not None:
-            stack.enter_context(feed)
-        reporter = HealthReporter(broker, listeners, guard, health_state, feed)
+        reporter = HealthReporter(broker, listeners, guard, health_state)
         if opened.lease is not None:
-            reporter.add_leader(opened.lease)
+            from taskyard.postgresql import driver  # noqa: PLC0415  # an extra
+
+            feed = stack.enter_context(driver.outbox_feed(settings, opened.lease))
+            reporter.add_leader(opened.lease, feed)
+            listeners.dwork.set_handover(opened.lease.handover)
         listeners.dwork.report_health(reporter.measures)
         logs: list[CountLog | MembershipLog] = [*_count_logs(broker, listeners), membership]
         housekeeping = Housekeeping(logs, opened, broker, transport)
-        if housekeeping.handover is not None:
-            listeners.dwork.set_handover(housekeeping.handover)
         is_over = _run_until_stopped(
             broker, transport, listeners, housekeeping, lambda: controls.should_stop(broker.enqueue)
         )
@@ -324,7 +347,9 @@ def _open(
     opened: OpenDatabase | None = None
     store: Store
     if settings.store:
-        opened = open_database(settings, stack, warm)
+        from taskyard.postgresql import driver  # noqa: PLC0415  # an extra
+
+        opened = driver.open_database(settings, stack, warm)
         store = opened.store
     else:
         store = stack.enter_context(closing(SqliteStore(state)))
@@ -370,10 +395,12 @@ def _open_standby(
     settings: BrokerSettings, host: Host, controls: _Controls, announce: Callable[[str], None]
 ) -> Standby | None:
     """Return a standby. One that has led waits for the database. None: it is stopped meanwhile."""
+    from taskyard.postgresql import driver  # noqa: PLC0415  # an extra
+
     is_logged = False
     while True:
         try:
-            return open_standby(settings, announce)
+            return driver.open_standby(settings, announce)
         except UnusableStore as error:
             if not settings.yields or error.__cause__ is None:
                 raise  # its database answers, and its tables can't be used
@@ -461,7 +488,7 @@ class Housekeeping:
         self._retention = opened.retention(broker)
         self._broker = broker
         self._lease = opened.lease
-        self.handover = None if opened.lease is None else Handover(opened.lease)
+        self.handover = None if opened.lease is None else opened.lease.handover
 
     def run_step(self, now_ns: int) -> None:
         """Run a step, and set when the next one is due."""

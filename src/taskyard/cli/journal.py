@@ -35,11 +35,10 @@ from taskyard.journal import state_check, state_store
 from taskyard.journal.compaction import CompactionResult
 from taskyard.journal.lock import StateLock
 from taskyard.journal.state_check import StateReport
-from taskyard.net.keyring import DIRECTORY_NAME
 from taskyard.process.locks import LOCK_FILE, lock_holder
 
 if TYPE_CHECKING:
-    from taskyard.journal.postgres.database import Connection
+    from taskyard.postgresql.database import Connection
 
 #: Checks beside a broker, until one is sound.
 _LIVE_CHECKS_MAX: Final = 3
@@ -350,7 +349,7 @@ def init(
         _show_outbox(cli_context, url, retry, drop)
         return
     with _database(url) as connection:
-        from taskyard.journal.postgres import database  # noqa: PLC0415  # an extra
+        from taskyard.postgresql import database  # noqa: PLC0415  # an extra
 
         created = database.init(connection)
         what = "created a store" if created else "has a store already"
@@ -375,15 +374,15 @@ def move(cli_context: CliContext, source: str, target: str) -> None:
     is_to_database = _is_url(target)
     if is_to_database == _is_url(source):
         raise click.UsageError("one of SOURCE and TARGET must be a URL, the other a directory")
-    with _extra():
-        from taskyard.journal.postgres import database, move  # noqa: PLC0415  # an extra
+    from taskyard.postgresql import database, move  # noqa: PLC0415  # an extra
+
     state = Path(source if is_to_database else target)
-    shared, keys = cli_context.settings().blobs.directory, state / DIRECTORY_NAME
+    shared = cli_context.settings().blobs.directory
     try:
         if is_to_database:
-            head, place = move.to_database(state, target, shared, keys), database.describe(target)
+            head, place = move.to_database(state, target, shared), database.describe(target)
         else:
-            head, place = move.to_directory(source, state, shared, keys), target
+            head, place = move.to_directory(source, state, shared), target
     except OSError as error:
         text = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         raise UnusableFile(text) from error
@@ -395,7 +394,7 @@ def _show_outbox(
 ) -> None:
     """List the outbox, or retry and drop tasks of it."""
     with _database(url) as connection:
-        from taskyard.journal.postgres import database, outbox  # noqa: PLC0415  # an extra
+        from taskyard.postgresql import database, outbox  # noqa: PLC0415  # an extra
 
         database.check_tables(connection)
         retried, dropped = outbox.retry(connection, retry), outbox.drop(connection, drop)
@@ -444,21 +443,11 @@ def _is_url(text: str) -> bool:
 
 
 @contextmanager
-def _extra() -> Iterator[None]:
-    try:
-        yield
-    except ImportError as error:
-        raise NotInstalled(
-            f"store: needs {error.name} (`pip install 'taskyard[postgres]'`)"
-        ) from error
-
-
-@contextmanager
 def _database(url: str) -> Iterator[Connection]:
-    with _extra():
-        import psycopg  # noqa: PLC0415  # an extra
+    import psycopg  # noqa: PLC0415  # an extra
 
-        from taskyard.journal.postgres import database  # noqa: PLC0415  # an extra
+    from taskyard.postgresql import database  # noqa: PLC0415  # an extra
+
     with database.open_database(url) as connection:
         try:
             yield connection

@@ -11,7 +11,6 @@ from contextlib import ExitStack, closing
 from itertools import count
 from typing import TYPE_CHECKING, NoReturn
 
-from taskyard.broker import database
 from taskyard.broker.completer import Completer
 from taskyard.client.internal import InternalClient
 from taskyard.core.events import ClockSet
@@ -61,7 +60,7 @@ class OfflineClient(InternalClient):
             store = self._open.enter_context(readonly.open_reader(place))
             index = self._open.enter_context(Archive(place, readonly.connect))
             ledger = recovery.open_ledger(place, store, index)
-            kept = self._open.enter_context(closing(database.open_blobs(state)))
+            kept = self._open.enter_context(closing(state_store.open_blobs(state)))
         except BaseException:
             self._open.close()
             raise

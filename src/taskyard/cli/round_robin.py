@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from taskyard.broker.broker_settings import BrokerSettings
-from taskyard.broker.server import serve
+from taskyard.broker.server import BrokerSettings, serve
 from taskyard.cli.daemon_options import open_log, read_listen
 from taskyard.cli.format import format_count
 from taskyard.cli.options import (

@@ -25,7 +25,7 @@ import msgspec
 from msgspec.structs import asdict
 
 from taskyard.errors import JournalFailed, TaskyardError
-from taskyard.journal import chain, compaction
+from taskyard.journal import chain, compaction, state_store
 from taskyard.journal.chain import Head, seal
 from taskyard.journal.compaction import CompactionResult, DatabaseTerm
 from taskyard.journal.files import free_bytes
@@ -120,10 +120,8 @@ def run(directory: Path, sealed: bytes, check_abort: Callable[[], None]) -> Comp
     try:
         described = os.environ.get(DATABASE_VARIABLE)
         if described:
-            from taskyard.journal.postgres import exports  # noqa: PLC0415  # an extra
-
             term = msgspec.json.decode(described, type=DatabaseTerm)
-            outcome = exports.compact(term, directory, found, progress)
+            outcome = state_store.driver().compact(term, directory, found, progress)
             return CompactionReport(**asdict(outcome))
         with JournalReader(directory, *found) as reader:
             outcome = compaction.export(directory, reader, progress)

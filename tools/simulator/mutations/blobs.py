@@ -27,7 +27,7 @@ from taskyard.core.output import OutputChunk
 from taskyard.journal import blob_names
 from taskyard.journal.blob_files import BlobFiles
 from taskyard.journal.blobs import BlobStore, StreamHashes, StreamKey
-from taskyard.journal.postgres.blobs import BlobRows
+from taskyard.postgresql.blobs import BlobRows
 from taskyard.worker.spool import OutputSpool
 
 if TYPE_CHECKING:

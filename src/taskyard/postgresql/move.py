@@ -25,20 +25,13 @@ from taskyard.journal.blobs import FOLDER, BlobId, BlobStore, StreamKey, upload_
 from taskyard.journal.chain import Head
 from taskyard.journal.files import link_directory, replace_private, sync_directory
 from taskyard.journal.lock import StateLock
-from taskyard.journal.postgres import (
-    blobs,
-    database,
-    exports,
-    key_table,
-    leader,
-    local_copy,
-    outbox,
-)
-from taskyard.journal.postgres.blobs import BlobRows, BlobTables
-from taskyard.journal.postgres.database import Connection
-from taskyard.journal.postgres.leader import Term
 from taskyard.journal.reader import JournalReader
 from taskyard.journal.store import LEASE_NS
+from taskyard.net.keyring import DIRECTORY_NAME
+from taskyard.postgresql import blobs, database, exports, keys, leader, outbox
+from taskyard.postgresql.blobs import BlobRows, BlobTables
+from taskyard.postgresql.database import Connection
+from taskyard.postgresql.leader import Term
 
 #: Keeps every other broker out until the transaction ends.
 _LOCK: Final = (
@@ -55,11 +48,10 @@ _COVER: Final = "INSERT INTO taskyard.meta VALUES ('covered', %b)"
 _RUN_AGAIN: Final = "nothing was changed at the source"
 
 
-def to_database(state: Path, url: str, directory: Path | None, keys: Path) -> Head:
+def to_database(state: Path, url: str, directory: Path | None) -> Head:
     """Move the journal of a state directory to an empty database. Return its newest row.
 
-    Blobs stay in a `directory` of their own. None: they move, too. `keys` is the directory of keys
-    in the state directory.
+    Blobs stay in a `directory` of their own. Without one, they move, too.
     """
     if not state.is_dir():
         raise UnusableState(f"state directory {state}: does not exist")
@@ -79,7 +71,7 @@ def to_database(state: Path, url: str, directory: Path | None, keys: Path) -> He
                 if not is_copied:
                     _fill(connection, state, source, term)
                     blobs.note_place(connection, term, _place(directory))
-                    key_table.adopt(connection, keys)
+                    keys.adopt(connection, state / DIRECTORY_NAME)
                     if directory is None:
                         _copy_blobs(BlobFiles(own), BlobRows(BlobTables(connection, term)))
                     _verify(connection, state, source)
@@ -93,7 +85,7 @@ def to_database(state: Path, url: str, directory: Path | None, keys: Path) -> He
     return head
 
 
-def to_directory(url: str, state: Path, directory: Path | None, keys: Path) -> Head:
+def to_directory(url: str, state: Path, directory: Path | None) -> Head:
     """Move the journal of a database to a new state directory, or to one that was its broker's.
 
     The database has an empty journal then. Returns the newest row.
@@ -115,8 +107,8 @@ def to_directory(url: str, state: Path, directory: Path | None, keys: Path) -> H
                     _copy_blobs(BlobRows(BlobTables(connection, term)), local)
                 else:
                     link_directory(own, directory.absolute())
-                key_table.copy_to(connection, keys)
-                key_table.clear(connection)
+                keys.copy_to(connection, state / DIRECTORY_NAME)
+                keys.clear(connection)
                 database.clear(connection)
         _, _, head = sqlite.read_verified(state)
         (state / schema.DATABASE_NAME).unlink()
@@ -250,7 +242,7 @@ def _verify(connection: Connection, state: Path, source: JournalReader) -> None:
     """Read back what was written: the chain, the digests of files, the number of ended tasks."""
     _, anchor = database.read_anchor(connection)
     head = anchor
-    for row in chain.verify(local_copy.rows(connection, anchor), anchor, source.head):
+    for row in chain.verify(exports.read_rows(connection, anchor), anchor, source.head):
         head = row.head
     for claimed in exports.claims(connection).items():
         exports.run(exports.read(connection, *claimed))
@@ -264,7 +256,7 @@ def _fetch(connection: Connection, url: str, state: Path) -> None:
     """Make a whole state directory of the tables, and check it as SQLite's."""
     witnessed = witness.read(state)
     replace_private(state / schema.DATABASE_NAME, url.encode())
-    local_copy.write(connection, state, witnessed[1] if witnessed else None)
+    exports.write_copy(connection, state, witnessed[1] if witnessed else None)
     _check_sound(state)
 
 

@@ -19,8 +19,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from taskyard.errors import JournalDamaged, JournalFailed, UnusableStore
 from taskyard.journal import chain
 from taskyard.journal.chain import Head
-from taskyard.journal.postgres import outbox_schema
 from taskyard.journal.schema import check_format
+from taskyard.postgresql import outbox_schema
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 

@@ -7,26 +7,33 @@ The first of two may be executed later than statements that follow, and must not
 no tasks.
 """
 
+from __future__ import annotations
+
 import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, LiteralString, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, LiteralString, NamedTuple
 
 import psycopg
 
-from taskyard.errors import LeaderLost
+from taskyard.errors import LeaderLost, UnusableStore
 from taskyard.journal.blobs import (
+    FOLDER,
     BlobFile,
     BlobId,
     BlobStore,
     StreamKey,
     length_of,
 )
-from taskyard.journal.postgres import database, leader
-from taskyard.journal.postgres.database import Connection
-from taskyard.journal.postgres.leader import Term
-from taskyard.journal.postgres.session import TermSession
+from taskyard.postgresql import database, leader
+from taskyard.postgresql.database import Connection
+from taskyard.postgresql.leader import Term
+from taskyard.postgresql.store import TermSession
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
 
 #: Bytes of a blob in one row. As much as a peer reads at once.
 PART_BYTES: Final = 1024 * 1024
@@ -347,3 +354,37 @@ def _split(parts: Iterable[Part]) -> Iterator[Part]:
     for name, start, content in parts:
         for place in range(0, len(content), PART_BYTES):
             yield Part(name, start + place, content[place : place + PART_BYTES])
+
+
+def open_blobs(url: str, directory: Path | None, term: Term) -> Blobs | None:
+    """Open the tables for a broker that leads. None: blobs are in a directory."""
+    place = DATABASE if directory is None else DIRECTORY
+    with database.open_database(url) as connection:
+        note_place(connection, term, place)
+    return Blobs(url, term) if directory is None else None
+
+
+def open_beside(url: str) -> BlobRows | None:
+    """Open the tables with the term of the broker that runs now, if there is one.
+
+    None: blobs are in a directory.
+    """
+    with database.open_database(url) as connection:
+        database.check_tables(connection)
+        if known_place(connection) != DATABASE:
+            return None
+        seen = leader.read(connection)
+    return BlobRows(Blobs(url, Term(seen.epoch, seen.holder)))
+
+
+def check_place(url: str, state: Path, directory: Path | None) -> None:
+    """Refuse a place of blobs that is not the one of the store."""
+    with database.open_database(url) as connection:
+        database.check_tables(connection)
+        known = known_place(connection)
+    if known == DATABASE and directory is not None:
+        raise UnusableStore("blobs of the store are in the database (unset blobs.directory)")
+    link = state / FOLDER
+    if directory is None and (known == DIRECTORY or link.is_symlink()):
+        where = f" {link.readlink()}" if link.is_symlink() else ""
+        raise UnusableStore(f"blobs of the store are in a directory{where} (set blobs.directory)")

@@ -6,12 +6,19 @@ changes nothing. No two clocks are compared: see docs/decisions/0113.
 """
 
 import secrets
+import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final, NamedTuple
 
+import msgspec
+
 from taskyard.errors import StoreInUse
-from taskyard.journal.postgres.database import Connection
+from taskyard.journal import lock
+from taskyard.journal.files import read_json, replace_private
+from taskyard.postgresql import database
+from taskyard.postgresql.database import Connection
 
 #: Locks the leader's row if the term is still ours, for a statement that begins with it. A takeover
 #: waits until that statement ends.
@@ -152,3 +159,127 @@ def acquire(
 def _in_use(connection: Connection) -> StoreInUse:
     epoch = read(connection).epoch
     return StoreInUse(f"the store is in use by a broker, in epoch {epoch} (stop it first)")
+
+
+TERM_FILE: Final = "term"
+
+#: A random number of each boot. Without it there is no proof.
+_BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
+
+
+class _LastTerm(msgspec.Struct, frozen=True):
+    epoch: int
+    holder: str
+    #: The lock: its boot, device and file number.
+    boot: str
+    device: int
+    inode: int
+
+
+def write_last_term(state: Path, term: Term) -> None:
+    """Note the term of this process, which has the lock of `state`."""
+    content = _LastTerm(term.epoch, term.holder, *_lock_of(state))
+    replace_private(state / TERM_FILE, msgspec.json.encode(content))
+
+
+def end_last_term(state: Path, url: str) -> bool:
+    """End the term of the process that had the lock of `state` before this one.
+
+    Return whether there was one. Changes nothing if another broker has taken over since.
+    """
+    found = read_json(state / TERM_FILE, _LastTerm)
+    if found is None or not found.boot:
+        return False
+    if (found.boot, found.device, found.inode) != _lock_of(state):
+        return False
+    with database.open_database(url) as connection:
+        database.check_tables(connection)
+        return release(connection, Term(found.epoch, found.holder))
+
+
+def _lock_of(state: Path) -> tuple[str, int, int]:
+    status = (state / lock.FILE_NAME).stat()
+    boot = _BOOT.read_text().strip() if _BOOT.exists() else ""
+    return boot, status.st_dev, status.st_ino
+
+
+#: Waits for a synchronous standby of the server, so that all rows before are as durable.
+_REPORT_STANDBY: Final = (
+    "INSERT INTO taskyard.standbys VALUES (%(name)s, %(host)s, %(endpoints)s, %(sequence)s, "
+    "%(behind_ns)s, 0) ON CONFLICT (name) DO UPDATE SET sequence = excluded.sequence, "
+    "behind_ns = excluded.behind_ns, renewal = standbys.renewal + 1"
+)
+_READ_STANDBYS: Final = (
+    "SELECT name, host, endpoints, sequence, behind_ns, renewal FROM taskyard.standbys "
+    "ORDER BY host, name"
+)
+_REMOVE_STANDBY: Final = "DELETE FROM taskyard.standbys WHERE name = %s"
+_REMOVE_OLD_STANDBY: Final = "DELETE FROM taskyard.standbys WHERE name = %s AND renewal = %s"
+
+#: Leases after which the row of a silent standby is removed: it was killed.
+LEASES_KEPT: Final = 20
+
+
+class StandbyRow(NamedTuple):
+    """The row of a standby."""
+
+    #: Random, of its process.
+    name: str
+    host: str
+    #: The endpoints at which it will listen.
+    endpoints: list[str]
+    #: The last row that it has applied.
+    sequence: int
+    #: How long it had not all rows, as of its report_standby.
+    behind_ns: int
+    #: Grows with each report_standby.
+    renewal: int = 0
+
+
+class SeenStandby(NamedTuple):
+    """A standby as the leader sees it."""
+
+    row: StandbyRow
+    #: When its row changed last, or was found, on the leader's clock.
+    changed_ns: int
+    #: It changed since it was found. Otherwise it may be that of a killed standby.
+    is_live: bool = False
+
+
+def report_standby(connection: Connection, row: StandbyRow) -> None:
+    """Write the row of a standby."""
+    connection.execute(_REPORT_STANDBY, row._asdict(), prepare=True)
+
+
+def remove_standby(connection: Connection, name: str) -> None:
+    """Remove the row of a standby that ends."""
+    connection.execute(_REMOVE_STANDBY, (name,))
+
+
+class StandbyWatch:
+    """The standbys of a leader. One thread calls `refresh`, others may call `seen`."""
+
+    def __init__(self, lease_ns: int) -> None:
+        self._kept_ns = LEASES_KEPT * lease_ns
+        self._lock = threading.Lock()
+        self._seen: dict[str, SeenStandby] = {}
+
+    def seen(self) -> list[SeenStandby]:
+        """Return the standbys that reported since this leader began."""
+        with self._lock:
+            return [one for one in self._seen.values() if one.is_live]
+
+    def refresh(self, connection: Connection, now_ns: int) -> None:
+        """Read the rows, and remove_standby those that did not change for long."""
+        found: dict[str, SeenStandby] = {}
+        for columns in connection.execute(_READ_STANDBYS).fetchall():
+            row = StandbyRow(*columns)
+            seen = self._seen.get(row.name, SeenStandby(row, now_ns))
+            if seen.row.renewal != row.renewal:
+                seen = SeenStandby(row, now_ns, is_live=True)
+            if now_ns - seen.changed_ns > self._kept_ns:
+                connection.execute(_REMOVE_OLD_STANDBY, (row.name, row.renewal))
+            else:
+                found[row.name] = seen
+        with self._lock:
+            self._seen = found

@@ -5,6 +5,10 @@ random version changes with each row, so that brokers notice it. Keys are change
 and belong to no term. Knows nothing about the content of files.
 """
 
+from __future__ import annotations
+
+import contextlib
+import logging
 import re
 import secrets
 from collections.abc import Iterator
@@ -12,10 +16,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from taskyard.errors import UnusableKey
+import psycopg
+
+from taskyard.errors import UnusableKey, UserError
 from taskyard.journal.files import make_private_directory, replace_private
-from taskyard.journal.postgres import database
-from taskyard.journal.postgres.database import Connection
+from taskyard.net.keyring import DIRECTORY_NAME, Keyring
+from taskyard.postgresql import database
+from taskyard.postgresql.database import Connection
 
 #: The file with the secret of the brokers, which tells keyrings apart.
 OWN_FILE: Final = "broker.key"
@@ -110,3 +117,69 @@ def _files(directory: Path) -> dict[str, bytes]:
     except FileNotFoundError:
         return {}
     return {path.name: path.read_bytes() for path in paths}
+
+
+logger = logging.getLogger("taskyard.broker")
+
+
+class StoreKeyring(Keyring):
+    """The keys of a store, for commands. Changes are in the table before they are in files."""
+
+    def __init__(self, state: Path, url: str) -> None:
+        """Copy the table to the state directory. Raises `UserError`."""
+        super().__init__(state)
+        self._url = url
+        self._connection: Connection | None = None
+        with self._opened() as connection, locked(connection):
+            _fetch(connection, self.directory)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        with self._opened() as connection, locked(connection):
+            _fetch(connection, self.directory)
+            self._connection = connection
+            try:
+                with super()._locked():
+                    yield
+            finally:
+                self._connection = None
+
+    def _write(self, path: Path, content: bytes) -> None:
+        assert self._connection is not None  # noqa: S101 - called under the lock
+        put(self._connection, path.name, content)
+        super()._write(path, content)
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[Connection]:
+        try:
+            with database.open_database(self._url) as connection:
+                database.check_tables(connection)
+                yield connection
+        except psycopg.Error as error:
+            text = f"{database.describe(self._url)}: {database.text_of(error)}"
+            raise UnusableKey(text) from error
+
+
+def _fetch(connection: Connection, directory: Path) -> bytes:
+    adopt(connection, directory)
+    try:
+        return copy_to(connection, directory)
+    except OSError as error:
+        raise UnusableKey(f"{directory}: can't write: {error.strerror}") from error
+
+
+class KeyCopy:
+    """Keeps the files of a state directory equal to the table."""
+
+    def __init__(self, state: Path) -> None:
+        self._directory = state / DIRECTORY_NAME
+        self._version: bytes | None = None
+
+    def poll(self, connection: Connection) -> None:
+        """Copy the keys if they have changed. A failure is tried again with the next call."""
+        if version(connection) == self._version:
+            return
+        try:
+            self._version = copy_to(connection, self._directory)
+        except (OSError, UserError) as error:
+            logger.warning("%s: keys of the store not copied: %s", self._directory, error)

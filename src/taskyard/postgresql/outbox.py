@@ -1,9 +1,7 @@
-"""Submits the tasks of the outbox in PostgreSQL to this broker, each exactly once.
+"""The rows of `taskyard.outbox`: tasks that users submitted in transactions of their own.
 
-Runs in a thread of a broker that leads, as one more client of its native socket. A row is removed
-after its task is acknowledged, so it may be submitted again after a crash. The broker keeps names
-for ever, and takes the same name with the same payload for a repetition. A row that is refused
-stays with the reason, and delays no other. Knows nothing about turns.
+A row is new, or is refused until a user decides. The leader removes a row once its journal has the
+task, and writes only while its term lasts. Knows nothing about the meaning of a task.
 """
 
 from __future__ import annotations
@@ -12,8 +10,9 @@ import logging
 import shlex
 import threading
 import time
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 import msgspec
 import psycopg
@@ -28,19 +27,154 @@ from taskyard.core.identity import spelling
 from taskyard.core.model import Refusal
 from taskyard.core.task_inputs import PICKLE_MARK, blobs_in
 from taskyard.errors import NoBroker, UserError
-from taskyard.journal.postgres import database, outbox
-from taskyard.journal.postgres.outbox import OutboxCounts, Refused
 from taskyard.net.blocking_channel import BlockingChannel
+from taskyard.postgresql import database
+from taskyard.postgresql.database import Connection
+from taskyard.postgresql.leader import HELD, Term
 from taskyard.wire.native import peer, value_messages
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from taskyard.core.model import Submission
-    from taskyard.journal.postgres.database import Connection
-    from taskyard.journal.postgres.leader import Term
-    from taskyard.journal.postgres.outbox import OutboxRow
+    from taskyard.postgresql.leader import Term
     from taskyard.wire.native.peer import Reply
+
+
+#: Rows of one batch: one message and one row of the journal.
+ROWS_MAX: Final = 1_000
+
+#: Bytes of one batch, unless its first row has more.
+BYTES_MAX: Final = 4 * 1024 * 1024
+
+LISTEN: Final = "LISTEN taskyard_outbox"
+
+_COLUMNS: Final = (
+    "id, name, campaign, task::text, payload, "
+    "(extract(epoch FROM submitted_at) * 1000000)::bigint * 1000"
+)
+
+#: The first new rows that fit one batch.
+_READ: Final = (
+    "SELECT " + _COLUMNS + " FROM (SELECT *, sum(bytes) OVER (ORDER BY id) AS total, "  # noqa: S608  # no input
+    "row_number() OVER (ORDER BY id) AS place FROM (SELECT * FROM taskyard.outbox "
+    "WHERE refused_code IS NULL ORDER BY id LIMIT %(rows)s) AS first) AS summed "
+    "WHERE total <= %(bytes)s OR place = 1 ORDER BY id"
+)
+
+_REMOVE: Final = HELD + (  # noqa: S608  # no input
+    " DELETE FROM taskyard.outbox WHERE id = ANY(%(ids)s) AND EXISTS (SELECT FROM held)"
+)
+_REFUSE: Final = HELD + (  # noqa: S608  # no input
+    " UPDATE taskyard.outbox AS one SET refused_code = given.code, refused_reason = given.reason "
+    "FROM unnest(%(ids)s::bigint[], %(codes)s::text[], %(reasons)s::text[]) "
+    "AS given (id, code, reason) WHERE one.id = given.id AND EXISTS (SELECT FROM held)"
+)
+_COUNT: Final = "SELECT count(*) - count(refused_code), count(refused_code) FROM taskyard.outbox"
+_LIST: Final = (
+    "SELECT id, name, campaign, submitted_by, extract(epoch FROM submitted_at)::float8, "
+    "refused_code, refused_reason FROM taskyard.outbox "
+    "WHERE id > %s ORDER BY id LIMIT %s"
+)
+_FIRST_LINES: Final = (
+    "SELECT substring(payload FROM 1 FOR coalesce(nullif(position('\\x0a'::bytea IN payload), 0), "
+    "octet_length(payload))) FROM taskyard.outbox "
+    "WHERE refused_code IS NOT NULL AND substring(payload FROM 1 FOR %s) = %s"
+)
+_RETRY: Final = (
+    "WITH changed AS (UPDATE taskyard.outbox SET refused_code = NULL, refused_reason = NULL "
+    "WHERE refused_code IS NOT NULL AND id = ANY(%s) RETURNING id) "
+    "SELECT id, pg_notify('taskyard_outbox', '') FROM changed"
+)
+_DROP: Final = (
+    "DELETE FROM taskyard.outbox WHERE refused_code IS NOT NULL AND id = ANY(%s) RETURNING id"
+)
+
+
+class OutboxRow(NamedTuple):
+    """A task as its transaction left it."""
+
+    id: int
+    name: str
+    campaign: str
+    #: The JSON of a line of a campaign file, without its name.
+    task: str
+    payload: bytes | None
+    #: By the clock of the database.
+    submitted_ns: int
+
+
+class Refused(NamedTuple):
+    """Why a row was not submitted."""
+
+    id: int
+    code: str
+    reason: str
+
+
+class OutboxCounts(NamedTuple):
+    """How many rows there are."""
+
+    new: int = 0
+    refused: int = 0
+
+
+class OutboxEntry(NamedTuple):
+    """A row as users see it."""
+
+    id: int
+    name: str
+    campaign: str
+    submitted_by: str
+    #: Seconds since 1970.
+    submitted: float
+    #: None: the broker has not seen it yet.
+    code: str | None
+    reason: str | None
+
+
+def read_new(connection: Connection) -> list[OutboxRow]:
+    """Return the first new rows that fit one batch."""
+    found = connection.execute(_READ, {"rows": ROWS_MAX, "bytes": BYTES_MAX}, prepare=True)
+    return [OutboxRow(*columns) for columns in found]
+
+
+def remove(connection: Connection, term: Term, ids: Sequence[int]) -> None:
+    """Remove rows whose tasks are in the journal. Does nothing if the term is over."""
+    connection.execute(_REMOVE, {**term._asdict(), "ids": [*ids]})
+
+
+def refuse(connection: Connection, term: Term, refused: Sequence[Refused]) -> None:
+    """Keep rows with the reason why they were refused. Does nothing if the term is over."""
+    ids, codes, reasons = (list(column) for column in zip(*refused, strict=True))
+    values = {"ids": ids, "codes": codes, "reasons": reasons}
+    connection.execute(_REFUSE, {**term._asdict(), **values})
+
+
+def count(connection: Connection) -> OutboxCounts:
+    """Count the rows."""
+    (columns,) = connection.execute(_COUNT).fetchall()
+    return OutboxCounts(*columns)
+
+
+def entries(connection: Connection, after: int, rows_max: int) -> list[OutboxEntry]:
+    """Return rows after this one, in the order of their numbers."""
+    return [OutboxEntry(*columns) for columns in connection.execute(_LIST, (after, rows_max))]
+
+
+def first_lines(connection: Connection, mark: bytes) -> list[bytes]:
+    """Return the first lines of payloads of refused rows that begin with a mark."""
+    found = connection.execute(_FIRST_LINES, (len(mark), mark))
+    return [bytes(line) for (line,) in found]
+
+
+def retry(connection: Connection, ids: Sequence[int]) -> list[int]:
+    """Make refused rows new again. Return the numbers of those that there are."""
+    return [columns[0] for columns in connection.execute(_RETRY, ([*ids],))]
+
+
+def drop(connection: Connection, ids: Sequence[int]) -> list[int]:
+    """Remove refused rows. Return the numbers of those that there are."""
+    return [columns[0] for columns in connection.execute(_DROP, ([*ids],))]
+
 
 #: How often rows are read without a notification, which may be lost with its connection.
 POLL_SECONDS: Final = 1.0
@@ -114,7 +248,7 @@ class OutboxFeed:
                 try:
                     with database.connect(self._url) as self._connection:
                         self._connection.execute(_NAME)
-                        self._connection.execute(outbox.LISTEN)
+                        self._connection.execute(LISTEN)
                         is_connected = True
                         self._serve(self._connection, channel)
                 except psycopg.Error as error:
@@ -132,7 +266,7 @@ class OutboxFeed:
     def _serve(self, connection: Connection, channel: BlockingChannel) -> None:
         while not self._stopping.is_set():
             try:
-                if rows := outbox.read_new(connection):
+                if rows := read_new(connection):
                     self._consume(connection, channel, rows)
                     continue
                 if time.monotonic() >= self._count_at:
@@ -146,7 +280,7 @@ class OutboxFeed:
     def _count(self, connection: Connection, channel: BlockingChannel) -> None:
         """Count the rows, and keep the blobs of refused ones at times."""
         started = time.monotonic()
-        self.counts = outbox.count(connection)
+        self.counts = count(connection)
         if started >= self._renew_at:
             self._renew_at = started + RENEW_SECONDS
             _renew(connection, channel)
@@ -171,9 +305,9 @@ class OutboxFeed:
             self._submit(channel, tasks, accepted, refused)
         finally:  # what the broker has is settled, also if it takes no more
             if accepted:
-                outbox.remove(connection, self._term, accepted)
+                remove(connection, self._term, accepted)
             if refused:
-                outbox.refuse(connection, self._term, refused)
+                refuse(connection, self._term, refused)
         names = {row.id: spelling(row.campaign, row.name) for row in rows}
         for one in refused:
             _log_refused(one.id, names[one.id], one.reason)
@@ -245,7 +379,7 @@ class OutboxFeed:
 
 def _renew(connection: Connection, channel: BlockingChannel) -> None:
     """Keep the blobs that refused rows name, which a user may have submitted again."""
-    for line in outbox.first_lines(connection, PICKLE_MARK):
+    for line in first_lines(connection, PICKLE_MARK):
         for name in blobs_in(line):
             channel.ask(partial(value_messages.put_value, value=name.encode()))
 
