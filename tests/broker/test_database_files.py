@@ -13,8 +13,6 @@ from taskyard.errors import LeaderLost, UnusableStore
 from taskyard.journal.blobs import StreamKey, name_of
 from taskyard.postgresql import database, leader
 from taskyard.postgresql.blobs import (
-    DATABASE,
-    DIRECTORY,
     FILE,
     PART_BYTES,
     SEALED,
@@ -190,17 +188,17 @@ def test_place_of_the_files_does_not_change_unnoticed(url: str, tmp_path: Path) 
     with database.connect(url) as connection:
         term = leader.acquire(connection, 0)
         for files in (tmp_path, None):
-            check_place(url, tmp_path, files)
-        note_place(connection, term, DIRECTORY)
-        check_place(url, tmp_path, tmp_path)
+            check_place(connection, tmp_path, files)
+        note_place(connection, term, tmp_path)
+        check_place(connection, tmp_path, tmp_path)
         with pytest.raises(UnusableStore, match=r"set blobs\.directory"):
-            check_place(url, tmp_path, None)
+            check_place(connection, tmp_path, None)
         database.clear(connection)
-        note_place(connection, term, DATABASE)
-        check_place(url, tmp_path, None)
+        note_place(connection, term, None)
+        check_place(connection, tmp_path, None)
         with pytest.raises(UnusableStore, match="in the database"):
-            check_place(url, tmp_path, tmp_path)
+            check_place(connection, tmp_path, tmp_path)
         database.clear(connection)
         (tmp_path / "blobs").symlink_to(tmp_path)
         with pytest.raises(UnusableStore, match=str(tmp_path)):
-            check_place(url, tmp_path, None)
+            check_place(connection, tmp_path, None)

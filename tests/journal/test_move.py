@@ -289,13 +289,13 @@ def test_blobs_that_are_elsewhere_are_refused(
     tmp_path: Path, state: Path, url: str, files: Path
 ) -> None:
     to_database(state, url, files)
-    with pytest.raises(UnusableStore, match=r"elsewhere \(set blobs.directory"):
+    with pytest.raises(UnusableStore, match=r"in a directory .*\(set blobs.directory"):
         to_directory(url, tmp_path / "back", None)
     to_directory(url, tmp_path / "back", files)
     (tmp_path / "back" / "blobs").unlink()
     files.rename(tmp_path / "back" / "blobs")
     to_database(tmp_path / "back", url, None)
-    with pytest.raises(UnusableStore, match=r"elsewhere \(unset blobs.directory"):
+    with pytest.raises(UnusableStore, match=r"in the database \(unset blobs.directory"):
         to_directory(url, tmp_path / "again", files)
     to_directory(url, tmp_path / "again", None)
     assert (tmp_path / "again" / OUTPUT_PATH).read_bytes() == OUTPUT

@@ -50,7 +50,7 @@ class Statement(Struct):
 #: Statements by a part of their text.
 _KINDS: Final = {
     standby._POLL: "poll",  # noqa: SLF001  # executed as it is
-    standby._SNAPSHOT: "snapshot",  # noqa: SLF001
+    database.ONE_MOMENT: "snapshot",
     **blob_tables.KINDS,
     "INSERT INTO taskyard.journal ": "append",
     "DELETE FROM taskyard.journal ": "trim",

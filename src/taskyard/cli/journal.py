@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 import click
 import msgspec
@@ -28,7 +26,6 @@ from taskyard.errors import (
     StateLocked,
     UnknownName,
     UnusableFile,
-    UnusableStore,
     UserError,
 )
 from taskyard.journal import state_check, state_store
@@ -36,9 +33,6 @@ from taskyard.journal.compaction import CompactionResult
 from taskyard.journal.lock import StateLock
 from taskyard.journal.state_check import StateReport
 from taskyard.process.locks import LOCK_FILE, lock_holder
-
-if TYPE_CHECKING:
-    from taskyard.postgresql.database import Connection
 
 #: Checks beside a broker, until one is sound.
 _LIVE_CHECKS_MAX: Final = 3
@@ -92,11 +86,6 @@ class JournalCompactDocument(
     version: Literal[1] = 1
 
 
-def _example(line: str) -> str:
-    """Return the example at the end of a help text. Click keeps its lines."""
-    return f"\b\nExample:\n  taskyard journal {line}"
-
-
 @click.group(cls=Group, no_args_is_help=True)
 def journal() -> None:
     """Check, export or compact a state directory.
@@ -106,7 +95,7 @@ def journal() -> None:
     """
 
 
-@journal.command(epilog=_example("check --state ./.taskyard --deep"))
+@journal.command(epilog=example("journal check --state ./.taskyard --deep"))
 @click.option("--deep", is_flag=True, help="Also replay all rows and read all files.")
 @click.pass_obj
 def check(cli_context: CliContext, *, deep: bool) -> ExitCode:
@@ -135,7 +124,7 @@ def check(cli_context: CliContext, *, deep: bool) -> ExitCode:
     return ExitCode.STATE_DAMAGED if findings.wrong else ExitCode.OK
 
 
-@journal.command(epilog=_example("export --state ./.taskyard --out ./history"))
+@journal.command(epilog=example("journal export --state ./.taskyard --out ./history"))
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
@@ -176,7 +165,7 @@ def export(cli_context: CliContext, out: Path) -> None:
         click.echo(f"nothing to export: written up to row {made.sequence}")
 
 
-@journal.command(epilog=_example("compact --state ./.taskyard"))
+@journal.command(epilog=example("journal compact --state ./.taskyard"))
 @click.pass_obj
 def compact(cli_context: CliContext) -> None:
     """Move the rows of the journal to the history.
@@ -282,11 +271,6 @@ def _contents(findings: StateReport) -> list[str]:
 _TASKS_MAX: Final = 1_000
 
 
-def _store_example(line: str) -> str:
-    """Return the example at the end of a help text. Click keeps its lines."""
-    return f"\b\nExample:\n  taskyard store {line}"
-
-
 @click.group(cls=Group, no_args_is_help=True)
 def store() -> None:
     """Create a store in PostgreSQL, or move a state.
@@ -348,15 +332,14 @@ def init(
     if outbox:
         _show_outbox(cli_context, url, retry, drop)
         return
-    with _database(url) as connection:
-        from taskyard.postgresql import database  # noqa: PLC0415  # an extra
+    from taskyard.postgresql import database  # noqa: PLC0415  # an extra
 
-        created = database.init(connection)
-        what = "created a store" if created else "has a store already"
-        click.echo(f"{database.describe(url)}: {what}")
+    with database.usable(url), database.connect(url) as connection:
+        what = "created a store" if database.init(connection) else "has a store already"
+    click.echo(f"{database.describe(url)}: {what}")
 
 
-@store.command(epilog=_store_example("move .taskyard postgresql://taskyard@db.example/taskyard"))
+@store.command(epilog=example("store move .taskyard postgresql://taskyard@db.example/taskyard"))
 @click.argument("source")
 @click.argument("target")
 @click.pass_obj
@@ -393,10 +376,9 @@ def _show_outbox(
     cli_context: CliContext, url: str, retry: tuple[int, ...], drop: tuple[int, ...]
 ) -> None:
     """List the outbox, or retry and drop tasks of it."""
-    with _database(url) as connection:
-        from taskyard.postgresql import database, outbox  # noqa: PLC0415  # an extra
+    from taskyard.postgresql import database, outbox  # noqa: PLC0415  # an extra
 
-        database.check_tables(connection)
+    with database.open_store(url) as connection:
         retried, dropped = outbox.retry(connection, retry), outbox.drop(connection, drop)
         missing = sorted({*retry, *drop} - {*retried, *dropped})
         if missing:
@@ -440,17 +422,3 @@ def _print_tasks(tasks: list[OutboxTask]) -> None:
 
 def _is_url(text: str) -> bool:
     return text.startswith(("postgresql://", "postgres://"))
-
-
-@contextmanager
-def _database(url: str) -> Iterator[Connection]:
-    import psycopg  # noqa: PLC0415  # an extra
-
-    from taskyard.postgresql import database  # noqa: PLC0415  # an extra
-
-    with database.open_database(url) as connection:
-        try:
-            yield connection
-        except psycopg.Error as error:
-            text = database.text_of(error)
-            raise UnusableStore(f"{database.describe(url)}: {text}") from error

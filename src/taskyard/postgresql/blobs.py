@@ -233,8 +233,7 @@ class BlobTables:
         self, statement: LiteralString, values: Mapping[str, object] | None = None
     ) -> list[tuple[Any, ...]]:
         """Run a statement that may be repeated."""
-        found = self._connection.execute(statement, values, prepare=True, binary=True)
-        return found.fetchall() if found.description else []
+        return database.select(self._connection, statement, values)
 
 
 class Blobs(TermSession, BlobTables):
@@ -340,12 +339,13 @@ def _row(blob: BlobId) -> tuple[str, bytes]:
 
 
 def known_place(connection: Connection) -> str:
-    """Return where the blobs of a store are, as a broker noted it. Empty: not known."""
+    """Return `DATABASE` or `DIRECTORY`, as a broker noted it. Empty if it is not known."""
     return database.read_meta(connection, "files").decode()
 
 
-def note_place(connection: Connection, term: Term, place: str) -> None:
-    """Note where the blobs are."""
+def note_place(connection: Connection, term: Term, directory: Path | None) -> None:
+    """Note where the blobs are: in a directory, or in the database."""
+    place = DATABASE if directory is None else DIRECTORY
     connection.execute(_NOTE_PLACE, {**term._asdict(), "place": place.encode()})
 
 
@@ -357,31 +357,27 @@ def _split(parts: Iterable[Part]) -> Iterator[Part]:
 
 
 def open_blobs(url: str, directory: Path | None, term: Term) -> Blobs | None:
-    """Open the tables for a broker that leads. None: blobs are in a directory."""
-    place = DATABASE if directory is None else DIRECTORY
+    """Open the tables for a broker that leads. Return None if blobs are in a directory."""
     with database.open_database(url) as connection:
-        note_place(connection, term, place)
+        note_place(connection, term, directory)
     return Blobs(url, term) if directory is None else None
 
 
 def open_beside(url: str) -> BlobRows | None:
     """Open the tables with the term of the broker that runs now, if there is one.
 
-    None: blobs are in a directory.
+    Return None if blobs are in a directory.
     """
-    with database.open_database(url) as connection:
-        database.check_tables(connection)
+    with database.open_store(url) as connection:
         if known_place(connection) != DATABASE:
             return None
         seen = leader.read(connection)
     return BlobRows(Blobs(url, Term(seen.epoch, seen.holder)))
 
 
-def check_place(url: str, state: Path, directory: Path | None) -> None:
-    """Refuse a place of blobs that is not the one of the store."""
-    with database.open_database(url) as connection:
-        database.check_tables(connection)
-        known = known_place(connection)
+def check_place(connection: Connection, state: Path, directory: Path | None) -> None:
+    """Refuse a directory of blobs, or none, where the store has them elsewhere."""
+    known = known_place(connection)
     if known == DATABASE and directory is not None:
         raise UnusableStore("blobs of the store are in the database (unset blobs.directory)")
     link = state / FOLDER

@@ -8,7 +8,7 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, LiteralString
@@ -17,7 +17,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from taskyard.errors import JournalDamaged, JournalFailed, UnusableStore
-from taskyard.journal import chain
+from taskyard.journal import chain, witness
 from taskyard.journal.chain import Head
 from taskyard.journal.schema import check_format
 from taskyard.postgresql import outbox_schema
@@ -75,6 +75,8 @@ _LOCK: Final = "SELECT pg_advisory_xact_lock(hashtext('taskyard store'))"
 _EXISTS: Final = "SELECT to_regclass('taskyard.meta') IS NOT NULL"
 _INSERT_META: Final = "INSERT INTO taskyard.meta VALUES (%s, %b)"
 _UPDATE_META: Final = "UPDATE taskyard.meta SET value = %b WHERE key = %s"
+
+ONE_MOMENT: Final = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
 
 _CLEAR: Final[tuple[LiteralString, ...]] = (
     "DELETE FROM taskyard.meta WHERE key IN ('covered', 'files')",
@@ -189,6 +191,22 @@ def open_database(url: str) -> Connection:
 
 
 @contextmanager
+def open_store(url: str) -> Iterator[Connection]:
+    """Connect to a database with tables of this version. Raises `UnusableStore` for any error."""
+    with usable(url), connect(url) as connection:
+        check_tables(connection)
+        yield connection
+
+
+@contextmanager
+def one_moment(connection: Connection) -> Iterator[None]:
+    """Begin a transaction that reads one state of all tables, whatever others write meanwhile."""
+    with connection.transaction():
+        connection.execute(ONE_MOMENT)
+        yield
+
+
+@contextmanager
 def usable(url: str) -> Iterator[None]:
     """Raise `UnusableStore` for an error of the server or of the connection."""
     try:
@@ -205,6 +223,16 @@ def _parse(url: str) -> dict[str, Any]:
         raise UnusableStore(
             "the store's URL is invalid (write postgresql://USER@HOST:PORT/DATABASE)"
         ) from None
+
+
+def select(
+    connection: Connection,
+    statement: LiteralString,
+    values: Mapping[str, object] | None = None,
+) -> list[tuple[Any, ...]]:
+    """Run a statement, and return its rows."""
+    found = connection.execute(statement, values, prepare=True, binary=True)
+    return found.fetchall() if found.description else []
 
 
 def init(connection: Connection) -> bool:
@@ -293,12 +321,20 @@ def read_meta(connection: Connection, key: LiteralString) -> bytes:
     return b""
 
 
-def other_journal(url: str, directory: Path) -> UnusableStore:
-    """Return the error if the witness of a state directory is of another journal."""
-    return UnusableStore(
-        f"state directory {directory}: belongs to another journal than {describe(url)}, as after "
-        "`taskyard store move` (use another --state)"
-    )
+def witnessed_head(url: str, directory: Path, identity: bytes) -> Head | None:
+    """Return the newest row in the witness of a state directory. None without a witness.
+
+    Raises `UnusableStore` if the witness is of another journal.
+    """
+    found = witness.read(directory)
+    if found is None:
+        return None
+    if found[0] != identity:
+        raise UnusableStore(
+            f"state directory {directory}: belongs to another journal than {describe(url)}, as "
+            "after `taskyard store move` (use another --state)"
+        )
+    return found[1]
 
 
 def is_in_doubt(connection: Connection, error: psycopg.Error) -> bool:

@@ -165,7 +165,8 @@ def _prepare(settings: StoreSettings) -> None:
     """Check the directories, and link that of blobs."""
     state, directory = settings.state, settings.blobs_directory
     _check_state(state)
-    blobs.check_place(settings.store, state, directory)
+    with database.open_store(settings.store) as connection:
+        blobs.check_place(connection, state, directory)
     if directory is not None:
         link_directory(state / FOLDER, directory.absolute())
 

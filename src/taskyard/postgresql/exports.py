@@ -22,18 +22,17 @@ import psycopg
 from psycopg.errors import UniqueViolation
 
 from taskyard.errors import JournalDamaged, LeaderLost
-from taskyard.journal import chain, compaction, history, snapshot, sqlite, witness
+from taskyard.journal import chain, compaction, history, snapshot, sqlite
 from taskyard.journal.archive import Archive, ArchiveWriter, IndexRow
-from taskyard.journal.chain import Head, Row
+from taskyard.journal.chain import Head
 from taskyard.journal.compaction import CompactionResult, DatabaseTerm
 from taskyard.journal.files import make_private_directory, replacing
-from taskyard.journal.reader import READ_ROWS_MAX
 from taskyard.postgresql import blobs, database, leader
 from taskyard.postgresql.blobs import FILE, BlobTables
 from taskyard.postgresql.database import Connection
 from taskyard.postgresql.leader import Term
 from taskyard.postgresql.lease import Lease
-from taskyard.postgresql.store import PostgresReader, PostgresStore
+from taskyard.postgresql.store import PostgresReader, PostgresStore, read_rows
 
 #: Rows of the index that are read at once: some milliseconds, or 64 MB of output at the worst.
 _ROWS: Final = 1_000
@@ -299,31 +298,12 @@ def run(parts: Iterator[object]) -> None:
         pass
 
 
-_ALL_ROWS: Final = (
-    "SELECT sequence, record_first, record_last, chain, body FROM taskyard.journal "
-    "WHERE sequence > %s ORDER BY sequence"
-)
-_ONE_MOMENT: Final = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
-
-
-def read_rows(connection: Connection, anchor: Head) -> Iterator[Row]:
-    """Yield all read_rows, not verified. The connection is in a transaction.
-
-    A row up to the anchor is one that a late statement has added again, see `PostgresRows`.
-    """
-    with connection.cursor("journal", binary=True) as cursor:
-        cursor.itersize = READ_ROWS_MAX
-        for columns in cursor.execute(_ALL_ROWS, (anchor.sequence,)):
-            yield Row(*columns)
-
-
 def write_copy(connection: Connection, directory: Path, seen: Head | None = None) -> None:
     """Make a state directory of the tables, in a transaction. It must have the row `seen`."""
     identity, anchor = database.read_anchor(connection)
     run(fetch(connection, directory, identity))
-    sqlite.write_copy(
-        directory, identity, anchor, chain.verify(read_rows(connection, anchor), anchor, seen)
-    )
+    rows = read_rows(partial(database.select, connection), anchor.sequence)
+    sqlite.write_copy(directory, identity, anchor, chain.verify(rows, anchor, seen))
 
 
 @contextmanager
@@ -333,15 +313,9 @@ def temporary_copy(url: str, state: Path) -> Iterator[Path]:
     The copy ends with the context. Raises `UnusableStore` if the witness of the directory is of
     another journal, and `JournalDamaged` if its row is missing.
     """
-    witnessed = witness.read(state)
     with tempfile.TemporaryDirectory(prefix="taskyard-copy-") as directory:
         copy = Path(directory)
-        with database.open_database(url) as connection, database.usable(url):
-            database.check_tables(connection)
-            with connection.transaction():
-                connection.execute(_ONE_MOMENT)
-                if witnessed is not None and witnessed[0] != database.read_anchor(connection)[0]:
-                    raise database.other_journal(url, state)
-                seen = None if witnessed is None else witnessed[1]
-                write_copy(connection, copy, seen)
+        with database.open_store(url) as connection, database.one_moment(connection):
+            identity, _ = database.read_anchor(connection)
+            write_copy(connection, copy, database.witnessed_head(url, state, identity))
         yield copy

@@ -1,13 +1,13 @@
 """The keys of a store: the secret of its brokers, and an entry for each peer.
 
-Each file of `keys/` in a state directory is a row. The table counts, and the files are copies. A
-random version changes with each row, so that brokers notice it. Keys are changed by administrators
-and belong to no term. Knows nothing about the content of files.
+Each file of `keys/` in a state directory is a row. The table counts, and the files are copies. All
+brokers of a store have the same secret, so a peer's key fits each of them. Commands change the
+table, and the broker that runs copies it within a second or two. A random version changes with each
+row, so that brokers notice it. Keys belong to no term. Knows nothing about the content of files.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import re
 import secrets
@@ -15,8 +15,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
-
-import psycopg
 
 from taskyard.errors import UnusableKey, UserError
 from taskyard.journal.files import make_private_directory, replace_private
@@ -42,6 +40,9 @@ _PUT: Final = (
 _CLEAR: Final = (
     "WITH changed AS (DELETE FROM taskyard.meta WHERE key = 'keys') DELETE FROM taskyard.keys"
 )
+
+
+logger = logging.getLogger("taskyard.broker")
 
 
 @contextmanager
@@ -119,9 +120,6 @@ def _files(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in paths}
 
 
-logger = logging.getLogger("taskyard.broker")
-
-
 class StoreKeyring(Keyring):
     """The keys of a store, for commands. Changes are in the table before they are in files."""
 
@@ -130,12 +128,12 @@ class StoreKeyring(Keyring):
         super().__init__(state)
         self._url = url
         self._connection: Connection | None = None
-        with self._opened() as connection, locked(connection):
+        with database.open_store(self._url) as connection, locked(connection):
             _fetch(connection, self.directory)
 
-    @contextlib.contextmanager
+    @contextmanager
     def _locked(self) -> Iterator[None]:
-        with self._opened() as connection, locked(connection):
+        with database.open_store(self._url) as connection, locked(connection):
             _fetch(connection, self.directory)
             self._connection = connection
             try:
@@ -148,16 +146,6 @@ class StoreKeyring(Keyring):
         assert self._connection is not None  # noqa: S101 - called under the lock
         put(self._connection, path.name, content)
         super()._write(path, content)
-
-    @contextlib.contextmanager
-    def _opened(self) -> Iterator[Connection]:
-        try:
-            with database.open_database(self._url) as connection:
-                database.check_tables(connection)
-                yield connection
-        except psycopg.Error as error:
-            text = f"{database.describe(self._url)}: {database.text_of(error)}"
-            raise UnusableKey(text) from error
 
 
 def _fetch(connection: Connection, directory: Path) -> bytes:

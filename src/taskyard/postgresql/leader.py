@@ -1,4 +1,4 @@
-"""The row of `taskyard.leader`: the one broker that may write, and how another takes over.
+"""The row of the broker that may write, how another takes over, and the rows of standbys.
 
 A broker owns the journal for a term, which has a number that only grows, the epoch, and a random
 holder. Each write checks both inside its own statement (`HELD`), so a broker that lost its term
@@ -161,6 +161,10 @@ def _in_use(connection: Connection) -> StoreInUse:
     return StoreInUse(f"the store is in use by a broker, in epoch {epoch} (stop it first)")
 
 
+#: The file of a state directory with its last term, so that a restart after a kill need not wait
+#: for its lease. A broker that gets the lock of the directory has the proof that the process of
+#: that term is dead, and ends the term. The proof holds only for the same lock: not on another
+#: machine, not after a reboot, and not for a copy of the directory.
 TERM_FILE: Final = "term"
 
 #: A random number of each boot. Without it there is no proof.
@@ -192,8 +196,7 @@ def end_last_term(state: Path, url: str) -> bool:
         return False
     if (found.boot, found.device, found.inode) != _lock_of(state):
         return False
-    with database.open_database(url) as connection:
-        database.check_tables(connection)
+    with database.open_store(url) as connection:
         return release(connection, Term(found.epoch, found.holder))
 
 
@@ -202,6 +205,10 @@ def _lock_of(state: Path) -> tuple[str, int, int]:
     boot = _BOOT.read_text().strip() if _BOOT.exists() else ""
     return boot, status.st_dev, status.st_ino
 
+
+# How far each standby is, for the leader that shows it. A standby writes its row now and then, and
+# removes it when it ends. Only what users see depends on these rows, and whether
+# `taskyard failover` is refused.
 
 #: Waits for a synchronous standby of the server, so that all rows before are as durable.
 _REPORT_STANDBY: Final = (
@@ -230,9 +237,9 @@ class StandbyRow(NamedTuple):
     endpoints: list[str]
     #: The last row that it has applied.
     sequence: int
-    #: How long it had not all rows, as of its report_standby.
+    #: How long it had not all rows, as of its report.
     behind_ns: int
-    #: Grows with each report_standby.
+    #: Grows with each report.
     renewal: int = 0
 
 
@@ -270,7 +277,7 @@ class StandbyWatch:
             return [one for one in self._seen.values() if one.is_live]
 
     def refresh(self, connection: Connection, now_ns: int) -> None:
-        """Read the rows, and remove_standby those that did not change for long."""
+        """Read the rows, and remove those that did not change for long."""
         found: dict[str, SeenStandby] = {}
         for columns in connection.execute(_READ_STANDBYS).fetchall():
             row = StandbyRow(*columns)

@@ -12,6 +12,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -32,6 +33,7 @@ from taskyard.postgresql import blobs, database, exports, keys, leader, outbox
 from taskyard.postgresql.blobs import BlobRows, BlobTables
 from taskyard.postgresql.database import Connection
 from taskyard.postgresql.leader import Term
+from taskyard.postgresql.store import read_rows
 
 #: Keeps every other broker out until the transaction ends.
 _LOCK: Final = (
@@ -70,7 +72,7 @@ def to_database(state: Path, url: str, directory: Path | None) -> Head:
             try:
                 if not is_copied:
                     _fill(connection, state, source, term)
-                    blobs.note_place(connection, term, _place(directory))
+                    blobs.note_place(connection, term, directory)
                     keys.adopt(connection, state / DIRECTORY_NAME)
                     if directory is None:
                         _copy_blobs(BlobFiles(own), BlobRows(BlobTables(connection, term)))
@@ -98,7 +100,7 @@ def to_directory(url: str, state: Path, directory: Path | None) -> Head:
         with _held(url) as (connection, term):
             if not _is_back(connection, state):
                 _check_outbox(connection, url)
-                _check_place(connection, directory)
+                blobs.check_place(connection, state, directory)
                 identity, _ = database.read_anchor(connection)
                 _fetch(connection, url, state)
                 if directory is None:
@@ -143,10 +145,6 @@ def _copy_stream(source: BlobStore, blob: BlobId, target: BlobStore, key: Stream
         target.flush()
 
 
-def _place(directory: Path | None) -> str:
-    return blobs.DATABASE if directory is None else blobs.DIRECTORY
-
-
 def _check_outbox(connection: Connection, url: str) -> None:
     """Refuse to leave tasks behind. SQLite has no outbox."""
     if any(outbox.count(connection)):
@@ -176,8 +174,7 @@ def _check_sound(state: Path) -> None:
 @contextmanager
 def _held(url: str) -> Iterator[tuple[Connection, Term]]:
     """Take the journal as a broker does, and open a transaction that keeps others out."""
-    with database.open_database(url) as connection, database.usable(url):
-        database.check_tables(connection)
+    with database.open_store(url) as connection:
         term = leader.acquire(connection, LEASE_NS)
         try:
             with connection.transaction():
@@ -242,7 +239,8 @@ def _verify(connection: Connection, state: Path, source: JournalReader) -> None:
     """Read back what was written: the chain, the digests of files, the number of ended tasks."""
     _, anchor = database.read_anchor(connection)
     head = anchor
-    for row in chain.verify(exports.read_rows(connection, anchor), anchor, source.head):
+    rows = read_rows(partial(database.select, connection), anchor.sequence)
+    for row in chain.verify(rows, anchor, source.head):
         head = row.head
     for claimed in exports.claims(connection).items():
         exports.run(exports.read(connection, *claimed))
@@ -258,10 +256,3 @@ def _fetch(connection: Connection, url: str, state: Path) -> None:
     replace_private(state / schema.DATABASE_NAME, url.encode())
     exports.write_copy(connection, state, witnessed[1] if witnessed else None)
     _check_sound(state)
-
-
-def _check_place(connection: Connection, directory: Path | None) -> None:
-    """Refuse another place of blobs than that of the store."""
-    if blobs.known_place(connection) not in ("", _place(directory)):
-        hint = "set" if directory is None else "unset"
-        raise UnusableStore(f"blobs of the store are elsewhere ({hint} blobs.directory)")

@@ -59,9 +59,6 @@ _POLL: Final = (
     "ORDER BY sequence LIMIT %(count)s) AS later ON true ORDER BY later.sequence"
 )
 
-#: One state of all tables, whatever the leader writes and trims meanwhile.
-_SNAPSHOT: Final = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"
-
 
 class Behind(Exception):
     """The rows that follow are not there, and all rows must be read again."""
@@ -109,8 +106,7 @@ class Follower(WitnessedRows):
         while True:
             self._is_in_snapshot = True
             try:
-                with self._connection.transaction():
-                    self._connection.execute(_SNAPSHOT)
+                with database.one_moment(self._connection):
                     self._close_witness()
                     self._open(self._directory)
                     parts = exports.fetch(

@@ -13,7 +13,7 @@ row is not written. The disk of the state directory must have room for a compact
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, LiteralString
 
@@ -85,8 +85,7 @@ class Session:
         give_up = self._give_up_at()
         while True:
             try:
-                found = self._connection.execute(statement, values, prepare=True, binary=True)
-                return found.fetchall() if found.description else []
+                return database.select(self._connection, statement, values)
             except psycopg.Error as error:
                 if not self._is_interrupted:
                     self._check_in_doubt(error)
@@ -163,6 +162,9 @@ class TermSession(Session):
         )
 
 
+#: The greatest number of a row.
+SEQUENCE_MAX: Final = (1 << 63) - 1
+
 _INSERT: Final = leader.HELD + (  # noqa: S608  # no input
     " INSERT INTO taskyard.journal SELECT %(sequence)s, %(record_first)s, "
     "%(record_last)s, epoch, %(chain)b, %(body)b FROM held"
@@ -200,17 +202,29 @@ _LOST_ROWS: Final = (
 )
 
 
+def read_rows(
+    execute: Callable[[LiteralString, Mapping[str, object]], list[tuple[Any, ...]]],
+    after: int,
+    last: int = SEQUENCE_MAX,
+) -> Iterator[Row]:
+    """Yield the rows after `after`, not verified. `execute` runs a statement that reads.
+
+    A row up to the anchor is one that a late statement has added again, see `PostgresRows`.
+    """
+    while True:
+        values = {"after": after, "last": last, "count": READ_ROWS_MAX}
+        rows = [Row(*columns) for columns in execute(_PORTION, values)]
+        if not rows:
+            return
+        yield from rows
+        after = rows[-1].sequence
+
+
 class PostgresRows(Session, StoreReader):
     """The rows in PostgreSQL, over one connection that is made again when it is lost."""
 
     def _read(self, after: int, last: int) -> Iterator[Row]:
-        while True:
-            values = {"after": after, "last": last, "count": READ_ROWS_MAX}
-            rows = [Row(*columns) for columns in self._execute(_PORTION, values)]
-            if not rows:
-                return
-            yield from rows
-            after = rows[-1].sequence
+        return read_rows(self._execute, after, last)
 
     def _stored_head(self, sequence: int) -> Head:
         for columns in self._execute(_HEAD, {"sequence": sequence}):
@@ -278,15 +292,12 @@ class WitnessedRows(PostgresRows):
             database.check_tables(self._connection)
             self._identity, self._anchor = database.read_anchor(self._connection)
         make_private_directory(directory)
-        witnessed = witness.read(directory)
-        if witnessed is not None and witnessed[0] != self._identity:
-            raise database.other_journal(self._url, directory)
+        witnessed = database.witnessed_head(self._url, directory, self._identity)
         self._head, self._used_bytes = self._anchor, 0
         if verified is not None:
             self._head, self._used_bytes = self._checked(verified), self._bytes_through(verified)
-        seen = None if witnessed is None else witnessed[1]
         kept = self._read(self._head.sequence, self._newest().sequence)
-        for row in chain.verify(kept, self._head, seen):
+        for row in chain.verify(kept, self._head, witnessed):
             self._head = row.head
             self._used_bytes += len(row.body)
         if witnessed is None:
