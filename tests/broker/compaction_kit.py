@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from taskyard.broker.compaction import CompactionLimits, Compactor
-from taskyard.broker.environment import CommitObserver
-from taskyard.broker.turn import Broker
+from taskyard.broker.turn import Broker, CommitObserver
 from taskyard.core.blobs import Content, text_of
 from taskyard.core.effects import Accepted, Assign, Effect, Settled, TaskDetails
 from taskyard.core.events import (

@@ -25,11 +25,9 @@ from simulator.threads import Event, SimThread, ThreadedProcess
 from taskyard.broker.blob_retention import BlobRetention
 from taskyard.broker.blobs import BlobLimits, BrokerBlobs
 from taskyard.broker.compaction import CompactionLimits, Compactor
-from taskyard.broker.connections import Connections
-from taskyard.broker.environment import CommitObserver
 from taskyard.broker.server import BrokerSettings
-from taskyard.broker.transport import unsent_events
-from taskyard.broker.turn import Broker
+from taskyard.broker.transport import Connections, unsent_events
+from taskyard.broker.turn import Broker, CommitObserver
 from taskyard.core.events import RulesSet
 from taskyard.core.records import AnyRecord
 from taskyard.core.scheduler import Scheduler

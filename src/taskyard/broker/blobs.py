@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec import Struct, structs
 
-from taskyard.broker.blob_senders import BlobSenders
 from taskyard.core.blobs import texts_of
 from taskyard.core.effects import Refused
 from taskyard.core.identity import split
@@ -46,6 +45,45 @@ if TYPE_CHECKING:
     from taskyard.journal.archive import Archive
     from taskyard.journal.blobs import BlobStore
     from taskyard.journal.store import StoreReader
+
+
+# A submission may name only what its key has sent, or what a task names. The digest of a blob alone
+# is no right to read it. So a client with a key must prove that it has the bytes: it sends them,
+# even if they are here already. After a restart it sends them once more.
+
+#: Blobs that are remembered, each with a key that sent it, or as named by a task.
+KNOWN_MAX: Final = 100_000
+
+#: Stands for a key: a task names the blob.
+_NAMED: Final = b""
+
+
+class BlobSenders:
+    """The blobs that each key has sent, and those that tasks name."""
+
+    def __init__(self, index: Archive | None = None) -> None:
+        """`index` has the blobs that ended tasks name."""
+        self._index = index
+        #: Keys and blobs, the last noted last.
+        self._known: dict[tuple[bytes, str], None] = {}
+
+    def note_sent(self, key: bytes, name: str) -> None:
+        """Note that a key has sent all of a blob."""
+        self._known.pop((key, name), None)
+        self._known[key, name] = None
+        if len(self._known) > KNOWN_MAX:
+            del self._known[next(iter(self._known))]
+
+    def note_named(self, name: str) -> None:
+        """Note a blob that the record of a task names."""
+        self.note_sent(_NAMED, name)
+
+    def may_name(self, key: bytes, name: str) -> bool:
+        """Return whether a submission of this key may name a blob."""
+        if (key, name) in self._known or (_NAMED, name) in self._known:
+            return True
+        return self._index is not None and name in self._index.blobs_named([name])
+
 
 #: How long a blob may wait for the task that names it. A client stores it before it submits the
 #: task, and may wait for a broker in between.

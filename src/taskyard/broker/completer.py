@@ -12,12 +12,9 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from taskyard.broker.output_writer import OutputWriter
-from taskyard.broker.parts import Parts
-from taskyard.broker.record_stream import RecordStreams
-from taskyard.broker.results import ResultLoader
-from taskyard.broker.rows import Budget, DecodedRows
-from taskyard.broker.whole_bytes import PayloadReader
+from taskyard.broker.contents import OutputWriter, PayloadReader
+from taskyard.broker.results import Parts, ResultLoader
+from taskyard.broker.rows import Budget, DecodedRows, RecordStreams
 from taskyard.core.effects import (
     Effect,
     ExplanationReply,

@@ -24,12 +24,10 @@ from taskyard.broker.auth import Authenticator, keyring_for
 from taskyard.broker.blob_retention import BlobRetention
 from taskyard.broker.blobs import BlobLimits, BrokerBlobs, check_mounted
 from taskyard.broker.compaction import CompactionLimits, Compactor
-from taskyard.broker.environment import CommitObserver
-from taskyard.broker.health import HealthReporter
+from taskyard.broker.health import LOGGED, HealthReporter, MembershipLog
 from taskyard.broker.listeners import NATIVE, Listeners, Reservations
-from taskyard.broker.membership_log import LOGGED, MembershipLog
 from taskyard.broker.transport import SocketTransport
-from taskyard.broker.turn import Broker
+from taskyard.broker.turn import Broker, CommitObserver
 from taskyard.core.events import RulesSet
 from taskyard.core.ledger import Ledger
 from taskyard.core.limits import SECOND_NS

@@ -4,6 +4,10 @@ Owns which socket a message came from and its reply goes to, and which peers do 
 of such peers are ignored until they have read earlier replies, because their outcome could not be
 reported. Messages from sockets that require keys pass the `Authenticator`. The dialects interpret
 the messages.
+
+ZeroMQ reconnects silently, and messages on the old connection are lost. A peer without a routing id
+of its own gets a new id with each connection, so its route shows that. For all others,
+`Connections` owns the latest connection of each route.
 """
 
 from __future__ import annotations
@@ -13,13 +17,12 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from taskyard.broker.connections import Connections
 from taskyard.broker.requests import BYTES_PER_TURN_MAX, DECODING_NS_MAX, MESSAGES_PER_TURN_MAX
 from taskyard.core.effects import Assign
 from taskyard.core.events import AssignmentUnsent, WorkerRegistered
 from taskyard.net.accepted import peer_address
 from taskyard.net.outbound import COUNTED_BYTES_MIN, RETRY_NS, Outbound
-from taskyard.wire.dialect import ASSIGNED, DIALECTS_MAX, collecting
+from taskyard.wire.dialect import ASSIGNED, DIALECTS_MAX, chose_its_id, collecting
 from taskyard.wire.native.development import PEER_TEXT
 from taskyard.wire.seen_relays import RefusedPeer
 
@@ -35,6 +38,38 @@ if TYPE_CHECKING:
     from taskyard.wire.dialect import Dialect, Reply
     from taskyard.wire.roles import AuthenticatedPeer
     from taskyard.wire.seen_relays import SeenRelay
+
+
+#: Routes that are kept, those of the latest connections. A peer beyond them is not noticed when it
+#: reconnects.
+ROUTES_MAX: Final = 20_000
+
+
+class Connections:
+    """The latest connection of each route whose peer chose its routing id."""
+
+    def __init__(self) -> None:
+        self._latest: dict[bytes, tuple[int, int]] = {}
+
+    def is_renewed(self, route: bytes, find: Callable[[], tuple[int, int]]) -> bool:
+        """Return whether a message of a route came by another connection than the one before.
+
+        `find` returns the connection of the message. It costs a system call, and is not called for
+        routes that ZeroMQ assigned.
+        """
+        if not chose_its_id(route):
+            return False
+        connection = find()
+        latest = self._latest.get(route)
+        is_closed = not connection[1]  # a message that was read after its connection ended
+        if latest == connection or (is_closed and latest is not None):
+            return False
+        self._latest.pop(route, None)
+        self._latest[route] = connection
+        if len(self._latest) > ROUTES_MAX:
+            del self._latest[next(iter(self._latest))]
+        return latest is not None
+
 
 logger = logging.getLogger("taskyard.broker")
 

@@ -1,7 +1,10 @@
-"""The rows of `taskyard.outbox`: tasks that users submitted in transactions of their own.
+"""The outbox: tasks of transactions of users, and the thread that submits them to the broker.
 
-A row is new, or is refused until a user decides. The leader removes a row once its journal has the
-task, and writes only while its term lasts. Knows nothing about the meaning of a task.
+A row of `taskyard.outbox` is new, or is refused until a user decides. The thread of a broker that
+leads submits new rows as one more client of its native socket. A row is removed after its task is
+acknowledged, so it may be submitted again after a crash. The broker keeps names for ever, and takes
+the same name with the same payload for a repetition. A refused row stays with the reason, and
+delays no other. Rows are changed only while the term lasts.
 """
 
 from __future__ import annotations
@@ -215,6 +218,16 @@ class _Task(Struct):
     batch: Submission
 
 
+class _Settled(Struct):
+    """Rows that the broker has, and those that it or the feed has refused."""
+
+    accepted: list[int] = []
+    refused: list[Refused] = []
+
+    def refuse(self, task: _Task, code: str, reason: str) -> None:
+        self.refused.append(Refused(task.row.id, code, reason))
+
+
 class OutboxFeed:
     """A thread that submits rows until it is closed. Use it as a context manager."""
 
@@ -291,31 +304,34 @@ class OutboxFeed:
         self, connection: Connection, channel: BlockingChannel, rows: Sequence[OutboxRow]
     ) -> None:
         """Submit rows. Remove those that the broker has, and keep the reasons of the others."""
-        refused: list[Refused] = []
+        settled = _Settled()
         tasks: list[_Task] = []
         for row in rows:
             try:
                 tasks.append(_Task(row, _encode(row)))
             except Exception as error:  # noqa: BLE001  # a row must not block others
                 code = getattr(error, "code", INVALID)
-                refused.append(Refused(row.id, code, str(error) or type(error).__name__))
-        accepted: list[int] = []
+                settled.refused.append(Refused(row.id, code, str(error) or type(error).__name__))
         try:
-            tasks = self._with_lanes(channel, tasks, refused)
-            self._submit(channel, tasks, accepted, refused)
+            self._submit(channel, self._with_lanes(channel, tasks, settled), settled)
         finally:  # what the broker has is settled, also if it takes no more
-            if accepted:
-                remove(connection, self._term, accepted)
-            if refused:
-                refuse(connection, self._term, refused)
+            if settled.accepted:
+                remove(connection, self._term, settled.accepted)
+            if settled.refused:
+                refuse(connection, self._term, settled.refused)
         names = {row.id: spelling(row.campaign, row.name) for row in rows}
-        for one in refused:
-            _log_refused(one.id, names[one.id], one.reason)
-        if not accepted and not refused:
+        for number, _, reason in settled.refused:
+            logger.warning(
+                "outbox: row %d, task %s: refused: %s (see `taskyard store init --outbox`)",
+                number,
+                names[number],
+                reason,
+            )
+        if not settled.accepted and not settled.refused:
             raise _Paused
 
     def _with_lanes(
-        self, channel: BlockingChannel, tasks: list[_Task], refused: list[Refused]
+        self, channel: BlockingChannel, tasks: list[_Task], settled: _Settled
     ) -> list[_Task]:
         """Set the lanes of tasks that give none. Return those that their template fits."""
         self._templates.drop_old(time.monotonic_ns())
@@ -327,18 +343,13 @@ class OutboxFeed:
         fit: list[_Task] = []
         for task in tasks:
             problems = self._templates.assign(task.batch)
-            refused += [Refused(task.row.id, INVALID, text) for _, text in problems]
+            for _, reason in problems:
+                settled.refuse(task, INVALID, reason)
             if not problems:
                 fit.append(task)
         return fit
 
-    def _submit(
-        self,
-        channel: BlockingChannel,
-        tasks: list[_Task],
-        accepted: list[int],
-        refused: list[Refused],
-    ) -> None:
+    def _submit(self, channel: BlockingChannel, tasks: list[_Task], settled: _Settled) -> None:
         """Submit tasks until each is accepted or refused.
 
         They wait for unknown predecessors, whose transactions may end later.
@@ -348,33 +359,29 @@ class OutboxFeed:
             create = partial(peer.create, submission=batch, unknown=UnknownPolicy.WAIT)
             reply = channel.ask(create)
             if reply.kind == peer.OK:
-                accepted += [task.row.id for task in tasks]
+                settled.accepted += [task.row.id for task in tasks]
                 return
             if reply.kind != peer.ERROR or reply.code == _FULL:
                 raise _Paused
             faults = {one.index: one for one in reply.refused_tasks()}
             if not faults:
-                self._submit_halves(channel, tasks, reply, (accepted, refused))
+                self._submit_halves(channel, tasks, reply, settled)
                 return
             for index, fault in faults.items():
                 if fault.code != _DUPLICATE:  # stays, for a batch after the first of its name
-                    refused.append(Refused(tasks[index].row.id, fault.code, fault.reason))
+                    settled.refuse(tasks[index], fault.code, fault.reason)
             tasks = [task for index, task in enumerate(tasks) if index not in faults]
 
     def _submit_halves(
-        self,
-        channel: BlockingChannel,
-        tasks: list[_Task],
-        reply: Reply,
-        settled: tuple[list[int], list[Refused]],
+        self, channel: BlockingChannel, tasks: list[_Task], reply: Reply, settled: _Settled
     ) -> None:
         """Submit a batch in parts that was refused as a whole. A single task is refused."""
         if len(tasks) == 1:
-            settled[1].append(Refused(tasks[0].row.id, reply.code, reply.reason))
+            settled.refuse(tasks[0], reply.code, reply.reason)
             return
         middle = len(tasks) // 2
-        self._submit(channel, tasks[:middle], *settled)
-        self._submit(channel, tasks[middle:], *settled)
+        self._submit(channel, tasks[:middle], settled)
+        self._submit(channel, tasks[middle:], settled)
 
 
 def _renew(connection: Connection, channel: BlockingChannel) -> None:
@@ -404,10 +411,3 @@ def _encode(row: OutboxRow) -> Submission:
     after = batch.after[0] if batch.after else ()
     task_bytes(batch.names[0], batch.text_of(0), encode_text(spec.lane), after)  # raises
     return batch
-
-
-def _log_refused(number: int, full_name: str, reason: str) -> None:
-    logger.warning(
-        "outbox: row %d, task %s: refused: %s (see `taskyard store init --outbox`)",
-        *(number, full_name, reason),
-    )

@@ -8,6 +8,9 @@ A connection that is lost leaves a row in doubt. The store connects again and re
 before anything else: it is the row in doubt, or the one before it, or the term or rows are lost. A
 row that is found there may still wait for a standby, so one more commit comes before its reply.
 
+A `Session` is made again when it is lost. Statements that read may be repeated. A statement that
+writes is repeated only where that is harmless.
+
 The server does not tell how much disk it has left. A full disk there is `JournalFailed`, and the
 row is not written. The disk of the state directory must have room for a compaction.
 """

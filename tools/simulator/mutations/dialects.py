@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import structs
 
 from simulator.mutations.registry import mutation, patched, patched_item
-from taskyard.broker.connections import Connections
+from taskyard.broker.transport import Connections
 from taskyard.core import effects, events, faults, submission
 from taskyard.core.entities import Worker
 from taskyard.core.events import Outcome
