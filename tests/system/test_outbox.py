@@ -45,7 +45,9 @@ def connection(url: str) -> Iterator[_Connection]:
 
 
 def broker_of(tmp_path: Path, url: str, *more: str) -> Broker:
-    (tmp_path / "taskyard.toml").write_text('[blobs]\ndirectory = "files"\n')
+    # A removal that waits for a lock keeps the leader from renewing its lease.
+    settings = '[blobs]\ndirectory = "files"\n[lease]\nstore = "60s"\n'
+    (tmp_path / "taskyard.toml").write_text(settings)
     return Broker(tmp_path, "--store", url, *more)
 
 

@@ -225,7 +225,9 @@ class Compactor:
             return
         logger.info(
             "%d rows added to the history, %d tasks in the snapshot, %d added to the index",
-            *(poll.rows, poll.unfinished, poll.ended),
+            poll.rows,
+            poll.unfinished,
+            poll.ended,
         )
         self._steps = self._settle(child.head)
 
@@ -235,7 +237,8 @@ class Compactor:
         self._retry_ns = self._clock.monotonic_ns() + wait_ns
         logger.warning(
             "compaction failed: %s. Nothing is lost, but the journal grows; retrying in %d s",
-            *(why, wait_ns // SECOND_NS),
+            why,
+            wait_ns // SECOND_NS,
         )
 
     def _settle(self, head: Head) -> Iterator[None]:

@@ -242,12 +242,9 @@ class PayloadReader:
     def _without(self, assign: Assign, lost: dict[int, bytes]) -> Effect:
         """Return an assignment without some tasks, which the next turn fails."""
         names, attempts = assign.names, assign.attempts
-        places = [*lost]
+        unsent, unsent_attempts = [names[at] for at in lost], [attempts[at] for at in lost]
         self._enqueue(
-            AssignmentUnsent(
-                *(0, assign.worker, [names[at] for at in places], [attempts[at] for at in places]),
-                reasons=[*lost.values()],
-            )
+            AssignmentUnsent(0, assign.worker, unsent, unsent_attempts, reasons=[*lost.values()])
         )
         kept = [place for place in range(len(names)) if place not in lost]
         if not kept:

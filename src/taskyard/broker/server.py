@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec import Struct, field, structs
 
@@ -188,20 +188,29 @@ def _serve(
         stack.enter_context(_acquire_lock(settings.state))
         signals = STOP_SIGNALS if reloading is None else (*STOP_SIGNALS, signal.SIGHUP)
         host = stack.enter_context(Host(until_eof=settings.until_eof, signals=signals))
-        controls = _Controls(host, reloading)
+        process = _Process(host, _Controls(host, reloading), keyring, announce)
         warm = None
         if settings.standby:
             reserved = stack.enter_context(closing(Reservations(settings.listen)))
             settings = structs.replace(settings, listen=reserved.listen)
-            warm = _follow(settings, host, controls, announce)
+            warm = _follow(settings, process)
             if warm is None:
                 return False
             stack.callback(warm.lease.close)
             reserved.close()
         limits = settings if reloading is None else reloading
         opened = _open(settings, host.clock, stack, limits, warm)
-        is_over = _run(settings, announce, opened, (host, controls, keyring), limits)
+        is_over = _run(settings, process, opened, limits.rules)
     return is_over and settings.standby
+
+
+class _Process(NamedTuple):
+    """What a broker has before its state is open."""
+
+    host: Host
+    controls: _Controls
+    keyring: Keyring | None
+    announce: Callable[[str], None]
 
 
 def _keys(settings: BrokerSettings) -> Keyring:
@@ -213,15 +222,9 @@ def _keys(settings: BrokerSettings) -> Keyring:
     return driver.keyring_of(settings.state, settings.store)
 
 
-def _run(
-    settings: BrokerSettings,
-    announce: Callable[[str], None],
-    opened: _OpenState,
-    process: tuple[Host, _Controls, Keyring | None],
-    limits: BrokerSettings | SettingsReloader,
-) -> bool:
+def _run(settings: BrokerSettings, process: _Process, opened: _OpenState, rules: RulesSet) -> bool:
     """Listen and run turns on an open state. Return whether a user has asked for a failover."""
-    host, controls, keyring = process
+    host, controls, keyring, announce = process
     clock, guard = host.clock, Guard()
     with ExitStack() as stack:
         listeners = Listeners(opened.store.identity, settings.plain_lease_ns, guard)
@@ -232,7 +235,7 @@ def _run(
         membership = MembershipLog(opened.ledger, clock)
         transport = opened.transport(listeners, host, keyring, membership)
         broker = opened.broker(transport, clock, membership)
-        broker.enqueue(limits.rules)
+        broker.enqueue(rules)
         gc.collect()
         gc.freeze()
         gc.set_threshold(GC_THRESHOLD)
@@ -304,7 +307,11 @@ class _OpenState(Struct):
         dialect = listeners.dialect()
         authenticator = None if keyring is None else Authenticator(keyring, dialect)
         return SocketTransport(
-            *(dialect, listeners.sockets, host.poller, host.clock, authenticator),
+            dialect,
+            listeners.sockets,
+            host.poller,
+            host.clock,
+            authenticator,
             check_lease=None if self.lease is None else self.lease.check,
             on_registered=membership.note_address if membership.is_enabled() else None,
             newcomers=listeners.newcomers,
@@ -317,7 +324,11 @@ class _OpenState(Struct):
         if membership.is_enabled():
             observers.append(CommitObserver(LOGGED, membership.on_commit))
         return Broker(
-            *(Scheduler(self.ledger), transport, self.store, clock, self.archive),
+            Scheduler(self.ledger),
+            transport,
+            self.store,
+            clock,
+            self.archive,
             blobs=self.blobs,
             observers=observers,
             check_lease=None if self.lease is None else self.lease.check,
@@ -326,8 +337,7 @@ class _OpenState(Struct):
     def retention(self, broker: Broker) -> BlobRetention:
         index = None if self.archive is None else self.archive.index
         return BlobRetention(
-            *(self.blobs, self.ledger, broker.clock, self.store, index),
-            broker.completer.result_of,
+            self.blobs, self.ledger, broker.clock, self.store, index, broker.completer.result_of
         )
 
 
@@ -367,46 +377,43 @@ def _open(
     return made
 
 
-def _follow(
-    settings: BrokerSettings,
-    host: Host,
-    controls: _Controls,
-    announce: Callable[[str], None],
-) -> WarmState | None:
+def _follow(settings: BrokerSettings, process: _Process) -> WarmState | None:
     """Follow the leader until this broker leads. Return None if it is stopped before."""
     gc.set_threshold(GC_THRESHOLD)
-    opened = _open_standby(settings, host, controls, announce)
+    opened = _open_standby(settings, process)
     if opened is None:
         return None
+    host = process.host
     with closing(opened) as standby:
         host.poller.add(standby.fileno())
         standby.start()
         while not standby.is_over:
             host.poller.wait(None)
-            if controls.should_stop(lambda _rules: None):
+            if process.controls.should_stop(lambda _rules: None):
                 return None
         host.poller.remove(standby.fileno())
         return standby.lead()
 
 
-def _open_standby(
-    settings: BrokerSettings, host: Host, controls: _Controls, announce: Callable[[str], None]
-) -> Standby | None:
-    """Return a standby. One that has led waits for the database. None: it is stopped meanwhile."""
+def _open_standby(settings: BrokerSettings, process: _Process) -> Standby | None:
+    """Return a standby. After a term of this broker, wait for the database.
+
+    Return None if it is stopped meanwhile.
+    """
     from taskyard.postgresql import driver  # noqa: PLC0415  # an extra
 
     is_logged = False
     while True:
         try:
-            return driver.open_standby(settings, announce)
+            return driver.open_standby(settings, process.announce)
         except UnusableStore as error:
             if not settings.yields or error.__cause__ is None:
                 raise  # its database answers, and its tables can't be used
             if not is_logged:
                 logger.warning("%s: trying again until the database is there", error)
             is_logged = True
-        host.poller.wait(DATABASE_WAIT_NS)
-        if controls.should_stop(lambda _rules: None):
+        process.host.poller.wait(DATABASE_WAIT_NS)
+        if process.controls.should_stop(lambda _rules: None):
             return None
 
 
@@ -432,7 +439,9 @@ def _open_blobs(  # noqa: PLR0913, PLR0917  # all that they depend on
         store = BlobFiles(directory or settings.state / blobs.FOLDER, durable=is_durable)
     stack.enter_context(closing(store))
     return BrokerBlobs(
-        *(store, identity.hex(), lambda: limits.blobs),
+        store,
+        identity.hex(),
+        lambda: limits.blobs,
         durable=is_durable,
         shared=settings.blobs_directory is not None and is_durable,
         index=index,

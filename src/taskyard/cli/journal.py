@@ -385,13 +385,8 @@ def _show_outbox(
             raise UnknownName(f"outbox: no refused task {missing[0]}", str(missing[0]))
         found = outbox.entries(connection, 0, _TASKS_MAX)
     tasks = [
-        OutboxTask(
-            *(one.id, one.name, one.campaign, one.submitted_by, one.submitted),
-            state="new" if one.code is None else "refused",
-            code=one.code,
-            reason=one.reason,
-        )
-        for one in found
+        OutboxTask(**entry._asdict(), state="new" if entry.code is None else "refused")
+        for entry in found
     ]
     if cli_context.as_json:
         print_document(StoreOutboxDocument(tasks=tasks, retried=retried, dropped=dropped))
@@ -412,10 +407,14 @@ def _print_tasks(tasks: list[OutboxTask]) -> None:
     now = time.time()
     rows = [
         (
-            *(one.id, spelling(one.campaign, one.name), one.submitted_by),
-            *(moment_cell(one.submitted, now), one.state, escape_line(one.reason or "")),
+            task.id,
+            spelling(task.campaign, task.name),
+            task.submitted_by,
+            moment_cell(task.submitted, now),
+            task.state,
+            escape_line(task.reason or ""),
         )
-        for one in tasks
+        for task in tasks
     ]
     print_table(("ID", "TASK", "BY", "SUBMITTED", "STATE", "REASON"), rows, wrapped=("REASON",))
 
