@@ -14,8 +14,7 @@ from taskyard.journal.blob_files import BlobFiles, StoreTerms
 from taskyard.journal.blobs import BlobStore
 from taskyard.journal.chain import Head, Row
 from taskyard.journal.lock import StateLock
-from taskyard.journal.reader import JournalReader
-from taskyard.journal.sqlite import SqliteStore
+from taskyard.journal.sqlite import JournalReader, SqliteStore
 from taskyard.journal.store import MemoryStore
 from taskyard.net.keyring import Keyring
 from taskyard.postgresql import database, exports, keys, move

@@ -34,7 +34,7 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import LEASED
 from taskyard.errors import LeaderLost, StateLocked, UnusableStore, UserError
-from taskyard.journal import blob_files, blobs, recovery, starts
+from taskyard.journal import blob_files, blobs, lock, recovery
 from taskyard.journal.blob_files import BlobFiles
 from taskyard.journal.ended_tasks import ENDING, EndedTasks, recover
 from taskyard.journal.lock import StateLock
@@ -241,7 +241,7 @@ def _run(settings: BrokerSettings, process: _Process, opened: _OpenState, rules:
         gc.set_threshold(GC_THRESHOLD)
         stack.enter_context(broker_files.listed(settings.state, listeners.listed()))
         health_state = None if settings.in_memory else settings.state
-        _note(health_state, starts.Word.STARTED, clock, recovery.last_time_ns(opened.store))
+        _note(health_state, lock.StartWord.STARTED, clock, recovery.last_time_ns(opened.store))
         for line in listeners.ready_lines():
             announce(line)
         reporter = HealthReporter(broker, listeners, guard, health_state)
@@ -257,15 +257,15 @@ def _run(settings: BrokerSettings, process: _Process, opened: _OpenState, rules:
         is_over = _run_until_stopped(
             broker, transport, listeners, housekeeping, lambda: controls.should_stop(broker.enqueue)
         )
-        _note(health_state, starts.Word.STOPPED, clock)
+        _note(health_state, lock.StartWord.STOPPED, clock)
         logger.info("stopped: %d rows in the journal", opened.store.head.sequence)
         return is_over
 
 
-def _note(state: Path | None, word: starts.Word, clock: Clock, recorded_ns: int = 0) -> None:
+def _note(state: Path | None, word: lock.StartWord, clock: Clock, recorded_ns: int = 0) -> None:
     """Note a start or a stop in the state directory, if the state is kept there."""
     if state is not None:
-        starts.note(state, word, clock.wall_ns(), recorded_ns)
+        lock.note_start(state, word, clock.wall_ns(), recorded_ns)
 
 
 def _count_logs(broker: Broker, listeners: Listeners) -> Iterable[CountLog]:

@@ -16,7 +16,7 @@ from taskyard.client.internal import InternalClient
 from taskyard.core.events import ClockSet
 from taskyard.core.scheduler import Scheduler
 from taskyard.errors import NoBroker, StateLocked
-from taskyard.journal import readonly, recovery, state_store
+from taskyard.journal import recovery, sqlite, state_store
 from taskyard.journal.archive import Archive
 from taskyard.net.protocols import SystemClock
 from taskyard.process.locks import LOCK_FILE, lock_holder
@@ -57,8 +57,8 @@ class OfflineClient(InternalClient):
         self._open = ExitStack()
         try:
             place = self._open.enter_context(state_store.in_sqlite(state))
-            store = self._open.enter_context(readonly.open_reader(place))
-            index = self._open.enter_context(Archive(place, readonly.connect))
+            store = self._open.enter_context(sqlite.open_stopped(place))
+            index = self._open.enter_context(Archive(place, sqlite.connect_readonly))
             ledger = recovery.open_ledger(place, store, index)
             kept = self._open.enter_context(closing(state_store.open_blobs(state)))
         except BaseException:

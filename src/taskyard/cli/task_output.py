@@ -54,7 +54,7 @@ from taskyard.errors import (
     UnknownName,
     UserError,
 )
-from taskyard.journal import readonly
+from taskyard.journal import sqlite
 from taskyard.journal.archive import Archive
 
 if TYPE_CHECKING:
@@ -503,7 +503,7 @@ class CampaignTasks:
         location = broker_location(cli_context)
         if location.broker is not None:
             return
-        open_file = readonly.connect if is_offline(broker) else None
+        open_file = sqlite.connect_readonly if is_offline(broker) else None
         with Archive(location.state, open_file) as archive:
             rows = map(self._row, archive.ended_in(encode_text(self._campaign)))
             self._database.executemany(_ADD_ARCHIVED, rows)

@@ -29,7 +29,7 @@ from taskyard.journal import chain, compaction, state_store
 from taskyard.journal.chain import Head, seal
 from taskyard.journal.compaction import CompactionResult, DatabaseTerm
 from taskyard.journal.files import free_bytes
-from taskyard.journal.reader import JournalReader
+from taskyard.journal.sqlite import JournalReader
 from taskyard.journal.store import DISK_RESERVE_BYTES
 
 #: Arguments that follow: the state directory and the sealed head, in hexadecimal.

@@ -18,8 +18,7 @@ from taskyard.journal.blob_files import BlobFiles
 from taskyard.journal.blobs import BlobStore
 from taskyard.journal.chain import Head
 from taskyard.journal.compaction import CompactionResult, DatabaseTerm, Progress, no_progress
-from taskyard.journal.reader import JournalReader
-from taskyard.journal.sqlite import SqliteStore
+from taskyard.journal.sqlite import JournalReader, SqliteStore
 from taskyard.journal.store import LEASE_NS, StoreReader
 
 

@@ -19,14 +19,14 @@ from typing import Final
 import psycopg
 
 from taskyard.errors import JournalDamaged, StoreInUse, UnusableState, UnusableStore
-from taskyard.journal import chain, readonly, schema, sqlite, state_check, witness
+from taskyard.journal import chain, schema, sqlite, state_check, witness
 from taskyard.journal.archive import Archive
 from taskyard.journal.blob_files import BlobFiles, StoreTerms
 from taskyard.journal.blobs import FOLDER, BlobId, BlobStore, StreamKey, upload_of
 from taskyard.journal.chain import Head
 from taskyard.journal.files import link_directory, replace_private, sync_directory
 from taskyard.journal.lock import StateLock
-from taskyard.journal.reader import JournalReader
+from taskyard.journal.sqlite import JournalReader
 from taskyard.journal.store import LEASE_NS
 from taskyard.net.keyring import DIRECTORY_NAME
 from taskyard.postgresql import blobs, database, exports, keys, leader, outbox
@@ -63,7 +63,7 @@ def to_database(state: Path, url: str, directory: Path | None) -> Head:
     with StateLock(state):
         known = _known(state, url)
         _check_sound(state)
-        with readonly.open_reader(state) as source, _held(url) as (connection, term):
+        with sqlite.open_stopped(state) as source, _held(url) as (connection, term):
             head = source.head
             is_copied = _is_copied(connection, url, source, known)
             if directory is not None:

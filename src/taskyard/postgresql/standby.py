@@ -29,8 +29,8 @@ from taskyard.journal import chain, recovery
 from taskyard.journal.archive import Archive
 from taskyard.journal.chain import Row
 from taskyard.journal.ended_tasks import EndedTasks
-from taskyard.journal.reader import READ_ROWS_MAX
 from taskyard.journal.schema import write_error
+from taskyard.journal.sqlite import READ_ROWS_MAX
 from taskyard.net.signals import Waker
 from taskyard.postgresql import database, exports, leader
 from taskyard.postgresql.leader import NO_HOLDER, LeaderRow, StandbyRow, Term, Vacancy, boottime_ns

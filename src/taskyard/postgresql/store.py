@@ -28,7 +28,7 @@ from taskyard.errors import JournalDamaged, JournalFailed, LeaderLost, UnusableS
 from taskyard.journal import chain, witness
 from taskyard.journal.chain import Head, Row
 from taskyard.journal.files import free_bytes, make_private_directory
-from taskyard.journal.reader import READ_ROWS_MAX
+from taskyard.journal.sqlite import READ_ROWS_MAX
 from taskyard.journal.store import Store, StoreReader, check_row, check_trim
 from taskyard.journal.witness import Witness
 from taskyard.postgresql import database, leader

@@ -11,7 +11,7 @@ from taskyard.web import format  # noqa: A004  # a module of formats
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from taskyard.journal.starts import Start
+    from taskyard.journal.lock import Start
     from taskyard.web.broker_events import Pause
     from taskyard.web.time_series import TimeSeries
     from taskyard.web.timeline import Bar, Timeline

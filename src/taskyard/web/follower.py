@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from taskyard.errors import TaskyardError
-from taskyard.journal import starts
+from taskyard.journal import lock
 from taskyard.web.event_feed import EventFeed
 from taskyard.web.pace import Pace
 from taskyard.web.view import View
@@ -60,7 +60,7 @@ class Follower:
         """Open a state directory. Raises UnusableState if it has no journal."""
         self._feed = EventFeed(state)
         self._state = state
-        self._restarts: list[starts.Start] = []
+        self._restarts: list[lock.Start] = []
         self._restarts_until = 0.0
         self.view = View()
         self.lock = TurnLock()
@@ -75,11 +75,11 @@ class Follower:
     def start(self) -> None:
         self._thread.start()
 
-    def restarts(self) -> list[starts.Start]:
+    def restarts(self) -> list[lock.Start]:
         """Return the restarts of the broker. The file is read every few seconds at most."""
         now = time.monotonic()
         if now >= self._restarts_until:
-            self._restarts = starts.read(self._state)
+            self._restarts = lock.read_starts(self._state)
             self._restarts_until = now + _RESTARTS_SECONDS
         return self._restarts
 
