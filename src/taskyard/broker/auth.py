@@ -107,8 +107,7 @@ class Authenticator:
 
 
 def requires_keys(endpoint: str, *, secure: bool) -> bool:
-    """Return whether an endpoint requires keys, in any dialect: always for remote ones, with
-    `secure` for any TCP."""
+    """Return whether an endpoint requires keys: if it is remote, or with `secure` if it is TCP."""
     place = endpoints.parse(endpoint)
     return endpoints.is_remote(place) or (secure and isinstance(place, endpoints.Tcp))
 

@@ -1,7 +1,7 @@
 """Blobs at the broker: what arrives in parts, what is read in parts, and how much there may be.
 
-Clients and workers of the same machine use the directory themselves, if there is one. Others send
-and read parts, each bounded, so a turn is short. Knows no messages.
+Clients and workers of the same machine use the directory themselves, if there is one. All other
+peers send and read parts, each bounded, so a turn is short. Knows no messages.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _NAMED: Final = b""
 
 
 class BlobSenders:
-    """The blobs that each key has sent, and those that tasks name."""
+    """The blobs that each key has sent, and that tasks name."""
 
     def __init__(self, index: Archive | None = None) -> None:
         """`index` has the blobs that ended tasks name."""
@@ -93,9 +93,9 @@ GRACE_NS: Final = 3600 * SECOND_NS
 class BlobLimits(Struct, frozen=True):
     """How much is kept, and how long."""
 
-    #: 0: no limit.
+    #: 0 is no limit.
     quota_bytes: int = 0
-    #: How long blobs of ended tasks are kept. None: for ever.
+    #: How long blobs of ended tasks are kept. None is for ever.
     keep_ns: int | None = None
     #: How long a blob is kept that no task names.
     grace_ns: int = GRACE_NS
@@ -111,9 +111,9 @@ def check_mounted(directory: Path, rows: StoreReader, index: Archive) -> None:
 
 
 class BrokerBlobs:
-    """The blobs of one broker."""
+    """The blobs of a broker."""
 
-    def __init__(  # noqa: PLR0913  # one a fact about the broker
+    def __init__(  # noqa: PLR0913  # each a fact about the broker
         self,
         store: BlobStore,
         identity: str,
@@ -148,7 +148,7 @@ class BrokerBlobs:
             self._files.show_hidden()
 
     def problem(self) -> str:
-        """Return why nothing more is accepted. Empty: it is."""
+        """Return why nothing more is accepted, or an empty text."""
         quota, used = self.limits().quota_bytes, self.store.bytes_used
         if not quota or used < quota:
             return ""
@@ -158,7 +158,7 @@ class BrokerBlobs:
         )
 
     def disk_free_bytes(self) -> int | None:
-        """Return the free bytes of the disk with the directory. None: it has none."""
+        """Return the free bytes of the disk with the directory, if there is one."""
         return None if self._files is None else self._files.disk_free_bytes()
 
     def update_terms(self) -> None:
@@ -192,7 +192,7 @@ class BrokerBlobs:
     # In turns.
 
     def missing_in(self, event: SubmitRequested) -> Refused | None:
-        """Refuse a submission that names blobs which are not here. The others count as used."""
+        """Refuse a submission that names blobs which are not here. The blobs here count as used."""
         submission, faults = event.submission, []
         lacking = [self.missing(payload, event.by) for payload in texts_of(submission.payloads)]
         if not any(lacking):

@@ -1,9 +1,10 @@
 """Compaction while the broker runs: when it starts, and its steps between turns.
 
 A child process reads the rows and writes history, index and snapshot
-(`journal.compaction_process`). The rest runs here between turns, in steps of milliseconds: trim
-rows, remove older snapshots, drop ended tasks. Only one compaction runs at a time. A failed one is
-logged and retried later, and the broker continues. Independent of the turns' content.
+(`journal.compaction_process`). All else runs here between turns, in steps of milliseconds: trim
+rows, remove older snapshots, drop ended tasks. Only one compaction runs at a time. A failure is
+logged, the compaction is retried later, and the broker continues. Independent of the turns'
+content.
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ KEPT_PART: Final = 10
 TRIM_ROWS_MAX: Final = 256
 TRIM_ROWS_MIN: Final = 8
 
-#: The delay after a failure, doubled after each further one: a full disk or a starved machine does
-#: not recover at once.
+#: The delay after a failure, doubled after each further failure: a full disk or a starved machine
+#: does not recover at once.
 RETRY_NS: Final = 60 * SECOND_NS
 RETRY_NS_MAX: Final = 3600 * SECOND_NS
 
@@ -89,7 +90,7 @@ class CompactionLimits(Struct, frozen=True):
 
 
 class Compactor:
-    """Runs compactions, one step after each turn."""
+    """Runs compactions, a step after each turn."""
 
     def __init__(
         self,
@@ -117,11 +118,11 @@ class Compactor:
         self._idle_head: Head | None = None
         #: Compactions completed.
         self.completed = 0
-        #: Work since the last compaction, in percent of the work that makes one due.
+        #: Work since the last compaction, in percent of the work that makes a compaction due.
         self.lag_percent = 0
 
     def run_step(self) -> int | None:
-        """Run at most one step. Returns the time until the next one, or None."""
+        """Run at most one step. Returns the time until the next step, or None."""
         now_ns = self._clock.monotonic_ns()
         if now_ns < self._next_ns:
             return self._next_ns - now_ns if self._is_busy else None
@@ -255,7 +256,7 @@ class Compactor:
         yield
         yield from self._archive.forget(head.sequence, head.record)
         yield from self._trim(min(head.sequence, self._store.head.sequence - self._kept_rows()))
-        if self._largest_share(self._limits) > 1:  # the newest rows are the large ones
+        if self._largest_share(self._limits) > 1:  # the newest rows are large
             yield from self._trim(head.sequence)
         yield from self._drop_snapshots(head.sequence)
         yield from self._archive.forget_recalled()
@@ -284,7 +285,7 @@ class Compactor:
             yield
 
     def _drop_snapshots(self, newest: int) -> Iterator[None]:
-        """Remove older snapshots. If one can't be removed, the next compaction tries again."""
+        """Remove older snapshots. A failure is left to the next compaction."""
         for sequence in snapshot.sequences(self._directory):
             if sequence < newest:
                 try:
@@ -301,7 +302,7 @@ class Compactor:
 
 
 def _adapted(rows: int, took_ns: int) -> int:
-    """Adapt the number of rows to the time of a step, by the duration of the last one."""
+    """Adapt the number of rows to the time of a step, by its duration."""
     if took_ns > STEP_NS:
         return max(rows // 2, TRIM_ROWS_MIN)
     return min(rows * 2, TRIM_ROWS_MAX) if took_ns < STEP_NS // 3 else rows

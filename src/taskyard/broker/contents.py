@@ -62,7 +62,7 @@ logger = logging.getLogger("taskyard.broker")
 
 _HINT: Final = "free some space, or see `taskyard clean`"
 
-#: The delay of a task whose result was refused. Without one, a faulty worker would keep busy.
+#: The delay of a task whose result was refused. Without a delay, a faulty worker would keep busy.
 MISSING_RETRY_NS: Final = 10 * SECOND_NS
 
 
@@ -100,7 +100,7 @@ def keep_payloads(blobs: BrokerBlobs, event: SubmitRequested) -> Refused | None:
     payloads: list[Content] = []
     last: Content = b""
     for index, payload in enumerate(submission.payloads):
-        is_long = BLOB_BYTES_MIN <= len(payload) <= PAYLOAD_BYTES_MAX  # longer ones are refused
+        is_long = BLOB_BYTES_MIN <= len(payload) <= PAYLOAD_BYTES_MAX  # longer payloads are refused
         if isinstance(payload, Blob) or not is_long:
             payloads.append(payload)
             continue
@@ -196,7 +196,7 @@ def _digest(content: bytes) -> bytes:
 def read_whole(store: BlobStore, blob: Blob) -> bytes:
     """Return all of a blob. Raises `BytesMissing`, `BytesDamaged` or `OSError`.
 
-    One that is damaged is removed, so that it can be stored again.
+    A damaged blob is removed, so that it can be stored again.
     """
     name = blob_name(blob)
     found = store.read(name, 0, blob.length)
@@ -269,12 +269,12 @@ class OutputWriter:
 
     def __init__(self, store: BlobStore) -> None:
         self._store = store
-        #: Without room no chunks are written: the rest of the disk is for the journal.
+        #: Without room no chunks are written: what is left is for the journal.
         self.has_room = True
         #: Bytes written, and whether the store has writes or removals to complete.
         self.bytes_written = 0
         self.is_dirty = False
-        #: Streams that ended in this turn. A chunk of one was sent twice.
+        #: Streams that ended in this turn. A chunk of such a stream was sent twice.
         self._ended: set[StreamKey] = set()
         #: Why the last chunk could not be written. Empty if it could.
         self._problem = ""
@@ -335,7 +335,7 @@ class OutputWriter:
         return effect
 
     def _append(self, chunk: OutputChunk) -> bool:
-        """Write a chunk. Return False if bytes before it are missing, or others are there."""
+        """Write a chunk. Return False if bytes before it are missing, or different."""
         key = StreamKey(chunk.campaign, chunk.name, chunk.attempt, chunk.stream)
         if key in self._ended:
             return True

@@ -113,7 +113,7 @@ class HealthReporter:
 
 
 def _bytes_of(paths: Iterable[Path]) -> int:
-    """Return the size of these files together. One that was just removed counts nothing."""
+    """Return the size of these files together. A file that was just removed counts nothing."""
     total = 0
     for path in paths:
         with suppress(OSError):
@@ -123,10 +123,10 @@ def _bytes_of(paths: Iterable[Path]) -> int:
 
 logger = logging.getLogger("taskyard.broker")
 
-#: Reasons of the core in the words of the log. Others are logged as they are.
+#: Reasons of the core in the words of the log. All other reasons are logged as they are.
 _REASONS: Final = {b"silent": "lease expired"}
 
-#: Addresses of workers whose registration is not committed. Refused ones stay until this many.
+#: Addresses of workers whose registration is not committed. Refused workers stay until this many.
 _ADDRESSES_MAX: Final = 1_000
 
 #: The records that are logged.

@@ -195,7 +195,7 @@ class Listeners:
         ]
 
     def dialect(self) -> Dialect:
-        """Return the dialect of the transport: the only one, or a router over all."""
+        """Return the dialect of the transport: the only dialect, or a router over all."""
         if not self._others:
             return self.dwork
         return DialectRouter(self._dialects(), self._dialect_of_socket)
@@ -223,7 +223,7 @@ class Listeners:
         return found
 
     def relays(self, now_ns: int) -> list[RelayHealth]:
-        """Return the relays for the status, by dialect, those with the latest messages first."""
+        """Return the relays for the status, by dialect, the latest messages first."""
         relayed = [one for one in self._dialects() if isinstance(one, RelayedDialect)]
         return [relay for one in relayed for relay in one.relays(now_ns)]
 
@@ -232,7 +232,7 @@ class Listeners:
         return self.dwork.forbidden + sum(one.forbidden for one in self._others)
 
     def drain(self) -> None:
-        """Drain the other dialects, as the native one does already."""
+        """Drain the other dialects, as the native dialect does already."""
         for dialect in self._others:
             dialect.leaving = True
 

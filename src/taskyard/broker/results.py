@@ -62,12 +62,12 @@ from taskyard.wire.pickled import PICKLE
 
 logger = logging.getLogger("taskyard.broker")
 
-#: Bytes of results in one reply. The rest follows in the next turns.
+#: Bytes of results in one reply. More follows in the next turns.
 REPLY_BYTES_MAX: Final = 4 * 1024 * 1024
 
 
 class ResultLoader:
-    """Completes replies from the journal's rows and, if those are trimmed, from the index."""
+    """Completes replies from the journal's rows and, if they are trimmed, from the index."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class ResultLoader:
         ledger: Ledger,
         store: BlobStore,
     ) -> None:
-        """Take the rows, the index of ended tasks if there is one, and long results."""
+        """Take the rows, the index of ended tasks, if any, and long results."""
         self._rows = rows
         self._index = index
         self._ledger = ledger
@@ -92,7 +92,7 @@ class ResultLoader:
         """Load the missing results of a reply, as far as the budget goes.
 
         `records` of a sent reply lists the results still missing. The dialect removes the results
-        that it has sent, and clears `records` if the client does not want the rest.
+        that it has sent, and clears `records` if the client wants no more.
         """
         if reply.records:
             self._fill_results(reply, budget)
@@ -141,7 +141,7 @@ class ResultLoader:
         return results_in(record, number, [name])[0]
 
     def result_of(self, key: bytes, budget: Budget) -> Content | None:
-        """Return the result of a task. None: it is not done."""
+        """Return the result of a task, or None if it is not done."""
         task = self._ledger.tasks.get(key)
         if task is None:
             ended = [] if self._index is None else self._index.find([key])
@@ -165,7 +165,7 @@ class ResultLoader:
     def _add_attempt(self, view: TaskView, budget: Budget, *, is_first: bool = False) -> None:
         """Add the attempt that finished a task, unless its row is trimmed.
 
-        The first one is read beyond the budget, too.
+        The first result is read beyond the budget, too.
         """
         if not view.finished_record or (budget.is_spent and not is_first):
             return
@@ -245,7 +245,7 @@ class ResultLoader:
     # Long results.
 
     def _fill_long(self, reply: Settled, budget: Budget) -> None:
-        """Insert long results as a whole. Those above `PAYLOAD_BYTES_MAX` stay head and tail."""
+        """Insert long results as a whole. Above `PAYLOAD_BYTES_MAX` they stay head and tail."""
         for place, content in enumerate(reply.texts):
             if not isinstance(content, Blob) or not content.digest:
                 continue
@@ -257,7 +257,7 @@ class ResultLoader:
                 budget.note_reply(content.length)
 
     def _whole(self, blob: Blob, name: bytes, noun: str) -> bytes | None:
-        """Return all of a blob. None: it is lost, which is logged."""
+        """Return all of a blob. If it is lost, log that and return None."""
         try:
             return read_whole(self._store, blob)
         except (BytesMissing, BytesDamaged, OSError, UserError) as error:
@@ -348,7 +348,7 @@ class Parts:
         return self._store.read(key, part.offset, part.count)
 
     def _kept(self, part: Part, budget: Budget) -> Content | None:
-        """Return what the journal keeps of a stream. None: nothing, a file may have it."""
+        """Return what the journal keeps of a stream. A file may have it if that is None."""
         assert part.stream is not None  # noqa: S101  # see `fill`
         found = self._printed(part, part.stream, budget)
         printed, is_mixed = (None, False) if found is None else found

@@ -101,7 +101,7 @@ class DecodedRows:
         return None if found is None else found[1][number - found[0]]
 
     def row_of(self, number: int, budget: Budget) -> tuple[int, Sequence[AnyRecord]] | None:
-        """Return the first number and all records of a record's row. None: it is trimmed."""
+        """Return the first number and all records of a record's row, unless it is trimmed."""
         for row in reversed(self._rows):
             if row.first <= number < row.first + len(row.records):
                 return row.first, row.records
@@ -115,7 +115,7 @@ class DecodedRows:
         return found.record_first, records
 
     def add(self, first: int, records: Sequence[AnyRecord], bytes_total: int) -> None:
-        """Keep a row. The oldest ones leave, but never the last one: see `trim`."""
+        """Keep a row. The oldest leave, but never the last: see `trim`."""
         row = _Row(first, records, sum(map(task_count, records)), bytes_total)
         self._rows.append(row)
         self._names += row.names
@@ -189,11 +189,11 @@ class RecordStreams:
         return due
 
     def time_over(self, request: int) -> RecordPage | None:
-        """Return the waiting page of a request whose time is over, as it is. None: it has none."""
+        """Return the waiting page of a request whose time is over, as it is, if it has one."""
         return self._waiting.pop(request, None)
 
     def fill(self, page: RecordPage, budget: Budget) -> RecordPage | None:
-        """Fill a page. One that waits for a new record is held, and another may be sent empty."""
+        """Fill a page. If it waits for a new record it is held, and another may be sent empty."""
         self._rows_left = ROWS_FOLLOWED
         if page.text or not self._check(page):
             return page
@@ -242,7 +242,7 @@ class RecordStreams:
                 return
 
     def _after(self, cursor: int, budget: Budget) -> Iterator[tuple[int, AnyRecord]]:
-        """Yield the records after this one, as far as the turn's budget goes."""
+        """Yield the records after this record, as far as the turn's budget goes."""
         number = cursor + 1
         while number <= self._store.head.record:
             found = self._rows.row_of(number, budget)
@@ -278,7 +278,7 @@ def filter_record(record: AnyRecord, scope: Scope, tasks: Mapping[bytes, Task]) 
     """Return a record with only the tasks of a scope in its columns, or None if none is left.
 
     The scope's states and names are ignored. Pauses are kept if they concern the scope. Records of
-    workers are dropped. Tasks are looked up in the ledger, except those of a submission, which the
+    workers are dropped. Tasks are looked up in the ledger, except tasks of a submission, which the
     record describes itself.
     """
     if isinstance(record, Paused | Resumed):

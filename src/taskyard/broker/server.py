@@ -214,7 +214,7 @@ class _Process(NamedTuple):
 
 
 def _keys(settings: BrokerSettings) -> Keyring:
-    """Return the keys. One that has led has a copy, and the database may be away."""
+    """Return the keys. After its term a broker has a copy, and the database may be away."""
     if not settings.store or settings.yields:
         return Keyring(settings.state)
     from taskyard.postgresql import driver  # noqa: PLC0415  # an extra
@@ -291,7 +291,7 @@ def _acquire_lock(state: Path) -> StateLock:
 
 
 class _OpenState(Struct):
-    """A recovered state. One in memory is never compacted."""
+    """A recovered state. A state in memory is never compacted."""
 
     store: Store
     ledger: Ledger
@@ -425,7 +425,7 @@ def _open_blobs(  # noqa: PLR0913, PLR0917  # all that they depend on
     rows: BlobStore | None = None,
     index: Archive | None = None,
 ) -> BrokerBlobs:
-    """Open the blobs. Those of a state in memory end with it. `rows` are those of a database.
+    """Open the blobs, which end with a state in memory. `rows` are blobs in a database.
 
     `index` has ended tasks.
     """
@@ -498,7 +498,7 @@ class Housekeeping:
         self.handover = None if opened.lease is None else opened.lease.handover
 
     def run_step(self, now_ns: int) -> None:
-        """Run a step, and set when the next one is due."""
+        """Run a step, and set when the next step is due."""
         waits = [IDLE_NS, self._retention.run_step()]
         for log in self._logs:
             log.log_if_due()

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from taskyard.wire.seen_relays import SeenRelay
 
 
-#: Routes that are kept, those of the latest connections. A peer beyond them is not noticed when it
+#: Routes that are kept, of the latest connections. A peer beyond them is not noticed when it
 #: reconnects.
 ROUTES_MAX: Final = 20_000
 
@@ -52,7 +52,7 @@ class Connections:
         self._latest: dict[bytes, tuple[int, int]] = {}
 
     def is_renewed(self, route: bytes, find: Callable[[], tuple[int, int]]) -> bool:
-        """Return whether a message of a route came by another connection than the one before.
+        """Return whether a message of a route came by another connection than the message before.
 
         `find` returns the connection of the message. It costs a system call, and is not called for
         routes that ZeroMQ assigned.
@@ -77,7 +77,7 @@ logger = logging.getLogger("taskyard.broker")
 #: Addresses of refused peers that are logged.
 REFUSED_MAX: Final = 1_000
 
-#: Messages received from one socket before the next one is read.
+#: Messages received from one socket before the next socket is read.
 _MESSAGES_AT_ONCE: Final = 32
 
 
@@ -106,7 +106,7 @@ class DialectRouter:
         for one in self._dialects:
             one.timers.join(self.timers)
         self._prefixes = [(one.prefix, one) for one in self._dialects if one.prefix]
-        #: The first dialect, if it collects replies. Others collect none.
+        #: The first dialect, if it collects replies. No other does.
         self._collecting = found = collecting(self._dialects[0])
         self.collected: tuple[Sized, ...] = () if found is None else found.collected
 
@@ -252,7 +252,7 @@ class SocketTransport:
     ) -> Sequence[Event]:
         """Return the events of a message. Report the addresses of new peers."""
         ahead: Sequence[Event] = ()
-        # Only a peer that chose its routing id has the same one on a new connection.
+        # Only a peer that chose its routing id has the same id on a new connection.
         if route[1:2] != ASSIGNED and self._connections.is_renewed(route, wire.connection_of_last):
             ahead = self._dialect.reconnected(route, now_ns)
         if wire.is_secure:
@@ -271,7 +271,7 @@ class SocketTransport:
 
     def _note_newcomers(self, wire: ZmqSocket) -> None:
         """Set the address of peers that sent the last message, unless the connection has ended. Log
-        those of refused peers."""
+        refused peers."""
         with suppress(OSError):
             address = peer_address(wire.connection_of_last()[0])
             for one in self._newcomers:
@@ -281,7 +281,7 @@ class SocketTransport:
         self._newcomers.clear()
 
     def _log_refused(self, address: str) -> None:
-        """Log a peer of a development version, unless one of its machine was logged."""
+        """Log a peer of a development version, unless a peer of its machine was logged."""
         host = address.rpartition(":")[0] or address
         if host not in self._refused and len(self._refused) < REFUSED_MAX:
             self._refused[host] = None

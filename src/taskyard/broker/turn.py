@@ -1,8 +1,9 @@
 """The broker's turn: receive, decide, commit, complete, reply.
 
-A reply leaves after the commit of its records and after every commit before, on which one without
-records depends too. A commit serves all that arrived meanwhile. A stage that nothing needs costs no
-call: types of events and effects, or a plain attribute, lead to it. Knows no sockets, no dialects.
+A reply leaves after the commit of its records and after every commit before, on which a reply
+without records depends too. A commit serves all that arrived meanwhile. A stage that nothing needs
+costs no call: types of events and effects, or a plain attribute, lead to it. Knows no sockets, no
+dialects.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -26,7 +27,7 @@ from taskyard.journal.recovery import EndedTaskIndex, encode, recall_for_event
 from taskyard.journal.store import DISK_RESERVE_BYTES, Store
 from taskyard.net.protocols import Clock
 
-#: The wall clock may drift this far from the monotonic one before it counts as a jump.
+#: The wall clock may drift this far from the monotonic clock before it counts as a jump.
 CLOCK_DRIFT_NS_MAX: Final = SECOND_NS // 100
 
 #: How often the disk's free space is checked: after a time, and after this many bytes.
@@ -50,7 +51,7 @@ class EventTransport(Protocol):
         """Return a bounded number of events. Waits up to `wait_ns` for one, or forever for None."""
 
     def send(self, effects: Sequence[Effect]) -> Sequence[Event]:
-        """Send effects. Returns those that could not be delivered, as events."""
+        """Send effects. Returns effects that could not be delivered, as events."""
 
     def is_reading(self, client: bytes) -> bool:
         """Return whether a client reads its replies."""
@@ -59,7 +60,7 @@ class EventTransport(Protocol):
 class CommitObserver(NamedTuple):
     """Is told of durable rows."""
 
-    #: The rows with a record of one of these types.
+    #: The rows with a record of these types.
     kinds: frozenset[type]
     #: Called with the sequence of a row and its records.
     observe: Callable[[int, Sequence[AnyRecord]], None]
@@ -99,8 +100,7 @@ class Environment:
         self._store = store
         self._clock = clock
         self._blobs = blobs
-        #: Bytes written since the last check. After `CHECK_BYTES`, or at this time, the next one is
-        #: due.
+        #: Bytes written since the last check. The next is due after `CHECK_BYTES`, or at this time.
         self.bytes_written = 0
         self.check_at_ns = 0
         self._output_problem = ""
@@ -118,13 +118,13 @@ class Environment:
         return found
 
     def _disk_free_bytes(self) -> int:
-        """Return the free bytes of the fullest disk: blobs may have one of their own."""
+        """Return the free bytes of the fullest disk: blobs may have their own."""
         free = self._store.disk_free_bytes()
         of_blobs = None if self._blobs is None else self._blobs.disk_free_bytes()
         return free if of_blobs is None else min(free, of_blobs)
 
     def output_space_changed(self) -> OutputSpaceChanged | None:
-        """Return whether tasks are accepted that may have output. None: that is known."""
+        """Return whether tasks are accepted that may have output, if that has changed."""
         problem = "" if self._blobs is None else self._blobs.problem()
         if problem == self._output_problem:
             return None
@@ -133,7 +133,7 @@ class Environment:
 
 
 class Broker:
-    """One scheduler, one journal, one transport."""
+    """A scheduler, a journal and a transport."""
 
     def __init__(  # noqa: PLR0913  # all parts of a broker
         self,
@@ -220,14 +220,14 @@ class Broker:
         return None if wake_at_ns == NEVER_NS else max(0, wake_at_ns - self.clock.monotonic_ns())
 
     def _decide(self, arrived: Sequence[Event], now_ns: int) -> list[Effect]:
-        """Handle all events of a turn. Those that cost much may wait for a later one."""
+        """Handle all events of a turn. Costly events may wait for a later turn."""
         effects, timers, has_read = list[Effect](), self.timers, bool(arrived)
         scheduler, requests, machine = self.scheduler, self.requests, self.environment
         is_due = now_ns >= machine.check_at_ns or machine.bytes_written >= CHECK_BYTES
         drift_ns = self.clock.wall_ns() - now_ns - scheduler.context.wall_offset_ns
         if is_due or abs(drift_ns) > CLOCK_DRIFT_NS_MAX:
             self._undelivered = [*machine.check(now_ns), *self._undelivered]
-        # Timers of dialects become events. Those that are late wait, as does `TimePassed` below.
+        # Timers of dialects become events. Late timers wait, as does `TimePassed` below.
         due = [] if timers.heap[0][0] else timers.pop_due(AT_ONCE_NS)
         earliest_ns = min(timers.heap[0][0], self._wake_at_ns)
         is_late = earliest_ns <= now_ns

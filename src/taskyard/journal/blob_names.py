@@ -70,7 +70,7 @@ def blobs_needed(task: Task, result_of: Callable[[bytes], Content | None]) -> se
 
 
 def tasks_by_blob(rows: StoreReader, index: Archive) -> dict[str, set[bytes]]:
-    """Return the tasks that name each blob, but unfinished ones whose rows are trimmed."""
+    """Return the tasks that name each blob, but unfinished tasks whose rows are trimmed."""
     found: dict[str, set[bytes]] = {}
     for row in rows.rows(rows.anchor.sequence):
         for record in records_of(row, row.record_first - 1):

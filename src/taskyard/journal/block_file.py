@@ -51,7 +51,7 @@ class BlockWriter:
 
 
 class BlockFile(BlockWriter):
-    """An unfinished file, which `finish` renames into place. Replaces one of a killed writer."""
+    """An unfinished file, which `finish` renames into place. Replaces that of a killed writer."""
 
     def __init__(self, path: Path, header: bytes) -> None:
         self.path = path
@@ -78,7 +78,7 @@ class BlockFile(BlockWriter):
         sync_directory(target.parent)
 
     def close(self) -> None:
-        """Close an abandoned file. Its write errors don't matter."""
+        """Close an abandoned file. Write errors don't matter."""
         with contextlib.suppress(OSError):
             self._file.close()
 

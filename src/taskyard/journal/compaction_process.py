@@ -7,7 +7,7 @@ and prints a `CompactionReport` as JSON. Trimming rows and freeing memory are le
 The child runs at a lower priority, leaves the disk reserve to the broker, and ends with it. Its
 stdin is a pipe from the broker: on Linux SIGIO kills the child when the kernel closes the other
 end. Elsewhere SIGIO is ignored, and the child checks its parent process now and then. A child
-killed at any point leaves a state from which the next one continues.
+killed at any point leaves a state from which the next child continues.
 """
 
 import fcntl
@@ -91,7 +91,7 @@ class CompactionChild:
             return CompactionReport(failed=f"child process {how}")
 
     def kill(self) -> None:
-        """Kill the child. The next one continues from whatever it left."""
+        """Kill the child. The next child continues from whatever it left."""
         self._process.kill()
         self._process.communicate()
 

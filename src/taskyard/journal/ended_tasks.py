@@ -47,7 +47,7 @@ class NameFilter:
 
     A lookup in the index costs ten times as much as a test here. A name that was added is never
     reported as new. With more names than its capacity, false positives become more frequent. The
-    hashes are those of this process.
+    hashes are of this process.
     """
 
     def __init__(self, names_expected: int = 0, capacity_min: int = CAPACITY_MIN) -> None:
@@ -71,7 +71,7 @@ class NameFilter:
         self.count += count
 
     def may_contain(self, names: list[bytes]) -> list[bytes]:
-        """Return the names that may have been added. The others certainly were not."""
+        """Return the names that may have been added. All other names are new."""
         bits, mask = self._bits, self._mask
         return [
             name

@@ -1,8 +1,8 @@
 """The lock of a state directory, and the file `starts`: when its brokers started and stopped.
 
-One process writes, all others get an error with its process id. The kernel releases the lock when
-its holder ends for any reason. A child must not inherit it: an exec closes the file, and a hook
-closes it after a plain fork.
+A single process writes, every other gets an error with its process id. The kernel releases the lock
+when its holder ends for any reason. A child must not inherit it: an exec closes the file, and a
+hook closes it after a plain fork.
 
 `starts` has a line for each start and each orderly stop, so a start without a stop before it
 follows a kill or a crash. Then a line before it has the time of the last record in the journal: the
@@ -157,7 +157,7 @@ class Start(Struct, frozen=True):
     """A start of a broker after an earlier one."""
 
     time_ns: int
-    #: When the earlier one stopped in order. None: it was killed, or it crashed.
+    #: When the earlier broker stopped in order. None if it was killed, or crashed.
     stopped_ns: int | None = None
     #: After a kill, when the last record was written. The broker ended at some time between. None:
     #: unknown.

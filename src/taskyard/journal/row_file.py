@@ -127,7 +127,7 @@ class Column:
             self._end = rows
 
 
-#: The values and the counts of a column. None: all its values are null.
+#: The values and the counts of a column. None if all its values are null.
 ColumnRuns = tuple[list[Any], list[int]] | None
 
 
@@ -141,7 +141,7 @@ class Block(msgspec.Struct, array_like=True, frozen=True):
     def records(self) -> tuple[int, int]:
         """The first and the last record of these rows, of which there are some."""
         runs = self.columns[_RECORD]
-        assert runs is not None  # noqa: S101  # every row has one
+        assert runs is not None  # noqa: S101  # every row has a run
         return runs[0][0], runs[0][-1]
 
     def check(self) -> bool:
@@ -223,7 +223,7 @@ class RowFileWriter:
         self.written[columns.table] += block.rows
 
     def finish(self, target: Path, first: int, last: int) -> None:
-        """Write the rest and the trailer, with the range of journal rows, and rename the file.
+        """Write what is left and the trailer, with the range of journal rows, and rename the file.
 
         It is durable on return.
         """
@@ -234,7 +234,7 @@ class RowFileWriter:
         self._blocks.finish(target, _TRAILER.pack(first, last, *rows, self._blocks.blocks))
 
     def close(self) -> None:
-        """Close an abandoned file, which the next one overwrites."""
+        """Close an abandoned file, which the next file overwrites."""
         self._blocks.close()
 
 

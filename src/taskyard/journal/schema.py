@@ -65,7 +65,7 @@ DiskErrors = (sqlite3.Error, OSError, MemoryError, UnicodeDecodeError)
 
 
 def database_url(directory: Path) -> str:
-    """Return the database with the journal of a state directory. Empty: it is in SQLite."""
+    """Return the database with the journal of a state directory, empty if it is in SQLite."""
     try:
         return (directory / DATABASE_NAME).read_text().strip()
     except FileNotFoundError:
@@ -86,8 +86,8 @@ def connect(
 ) -> sqlite3.Connection:
     """Open a database for any thread, with an option of SQLite's URIs.
 
-    Without a timeout, a locked one is an error at once. `mode=ro` keeps SQLite from checkpointing
-    and deleting the log.
+    Without a timeout, a locked database is an error at once. `mode=ro` keeps SQLite from
+    checkpointing and deleting the log.
     """
     check_regular(path, *companions(path))
     connection = sqlite3.connect(

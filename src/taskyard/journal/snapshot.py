@@ -8,12 +8,12 @@ sequence:
     blocks     of MessagePack
     trailer    the place of the last block, the number of blocks
 
-A block holds a chunk of tasks, a chunk of edges between them, or, as the last one, all other state.
+A block holds a chunk of tasks, a chunk of edges between them, or, at the end, all other state.
 So a snapshot is read and written in bounded memory.
 
 The format changes by a fixed procedure: a new version with its writer, the old reader kept, a
 golden file, one commit. A field added at the end with a default is not a change. This file reads
-and writes snapshots. `recovery` chooses the one to use.
+and writes snapshots. `recovery` chooses which to use.
 """
 
 import re
@@ -183,7 +183,8 @@ class SnapshotWriter:
 class SnapshotFile:
     """A snapshot that `finish` renames into place. Without it, no snapshot is created.
 
-    Removes unfinished ones first, of any row: there is one writer, and an earlier one was killed.
+    Removes unfinished files first, of any row: there is one writer, and an earlier writer was
+    killed.
     """
 
     def __init__(self, directory: Path, identity: bytes, head: Head) -> None:
@@ -214,7 +215,7 @@ def sequences(directory: Path) -> list[int]:
 
 
 def sequence_of(path: Path) -> int | None:
-    """Return the row of a snapshot, by the name of its file. None: it is another file."""
+    """Return the row of a snapshot, by the name of its file. Return None for another file."""
     found = _NAME.fullmatch(path.name)
     return int(found[1]) if found else None
 

@@ -6,14 +6,14 @@ virtual disk with fast syncs; one run each, so differences of a few µs mean lit
 - WAL mode, `synchronous=FULL`: a commit is on disk when it returns. NORMAL loses acknowledged
   commits in a power cut. `fullfsync` does the same on macOS, and nothing elsewhere.
 - `locking_mode=NORMAL`: a compaction reads the rows in another process. EXCLUSIVE would save 7 µs a
-  commit: 5 % of a commit of 1 KB with its sync, and too little to measure for larger ones.
+  commit: 5 % of a commit of 1 KB with its sync, and too little to measure for larger commits.
 - Pages of 4 KiB: larger pages gain only with large rows. As one statement without BEGIN and COMMIT:
   51 / 76 / 298 with 4 KiB, 49 / 76 / 261 with 8, 53 / 94 / 239 with 16.
 - This module checkpoints the log itself, at 4 MiB. SQLite would do it inside a commit, too, but
   hides a failure. A checkpoint takes 1 to 7 ms, at 16 MiB 4 to 21 ms. The log file is overwritten,
   not truncated: a sync that changes no file size is cheaper.
 - The log file is filled with zeros ahead of the commits. A commit that overwrites takes a tenth of
-  the time of one that makes the file longer, and half of its CPU time, because its sync has no
+  the time of a commit that makes the file longer, and half of its CPU time, because its sync has no
   blocks to allocate. SQLite takes zeros after its last frame for the end of the log.
 - No `mmap`: a disk error would be a signal instead of an exception.
 
@@ -22,8 +22,8 @@ journal that another process writes. It opens the file read-only, takes no state
 statement open: a long-lived reader would delay the checkpoint of the log.
 
 Where nothing can be written, SQLite can't read a database with a log, because it creates a file
-beside it. `connect_readonly` opens a database with an empty log as immutable, and copies one with a
-filled log to a temporary directory. No broker may run then.
+beside it. `connect_readonly` opens a database with an empty log as immutable, and copies a
+database with a filled log to a temporary directory. No broker may run then.
 
 After a failed write or sync the store is broken. The system may have dropped the failed pages and
 report success for the next sync, so nothing is acknowledged any more.
@@ -266,7 +266,7 @@ LOG_BYTES_MERGE = 4 * 1024 * 1024
 LOG_BYTES_KEPT = 4 * LOG_BYTES_MERGE
 
 #: The log is filled to this size at first, and then to twice its size, up to its usual end. So a
-#: short campaign needs little, and a long one waits a few times.
+#: short campaign needs little, and a long campaign waits a few times.
 LOG_BYTES_FILLED_FIRST = 256 * 1024
 LOG_BYTES_FILLED_MAX = LOG_BYTES_MERGE + 512 * 1024
 
@@ -333,7 +333,7 @@ class SqliteStore(RowReader, Store):
         try:
             if self._log_bytes > self._log_bytes_easy:
                 self._make_room(pages)
-            # One statement is a transaction by itself, without BEGIN and COMMIT.
+            # A statement is a transaction by itself, without BEGIN and COMMIT.
             self._connection.execute(INSERT_ROW, (sequence, record + 1, head.record, link, body))
             self._witness.update(head)
         except DiskErrors as error:
@@ -416,7 +416,7 @@ class SqliteStore(RowReader, Store):
         return failure
 
     def _make_room(self, pages: int) -> None:
-        """Checkpoint a long log and fill a short one, before the commit of a row of some pages.
+        """Checkpoint a long log and fill a short log, before the commit of a row of some pages.
 
         So a failure leaves no row half acknowledged.
         """
@@ -498,7 +498,7 @@ def _write(
     rows: Iterable[Row],
     page_bytes: int = PAGE_BYTES,
 ) -> Head:
-    """Write a journal under another name. Its witness exists before the rename."""
+    """Write a journal under another name. The witness exists before the rename."""
     unfinished, head = schema.new_file(directory / schema.FILE_NAME), anchor
     with closing(_connect(unfinished)) as connection:
         _write_tables(connection, page_bytes, chain.seal(identity, anchor))
@@ -517,7 +517,7 @@ def _write(
 
 
 def remove(directory: Path) -> None:
-    """Remove the journal's files. Its witness stays."""
+    """Remove the journal's files. The witness stays."""
     path = directory / schema.FILE_NAME
     for one in (*schema.companions(path), path):
         one.unlink(missing_ok=True)

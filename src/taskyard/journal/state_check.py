@@ -191,7 +191,7 @@ def _check_tasks_runnable(
 def _compare_with_replay(
     directory: Path, store: StoreReader, covered: int, findings: StateReport
 ) -> None:
-    """Compare the newest snapshot with a replay from the next older one.
+    """Compare the newest snapshot with a replay from the next older snapshot.
 
     During a trim the rows between them may be gone, and nothing is compared.
     """

@@ -31,13 +31,13 @@ class StoreSettings(msgspec.Struct, frozen=True):
     listen: tuple[tuple[str, str], ...] = ()
     #: Where blobs are, if neither in the state directory nor in PostgreSQL.
     blobs_directory: Path | None = None
-    #: The URL of a journal in PostgreSQL. Empty: in SQLite, in the state directory.
+    #: The URL of a journal in PostgreSQL. It is empty for SQLite, in the state directory.
     store: str = ""
     #: How long a broker of that journal may be silent before another takes over.
     store_lease_ns: int = LEASE_NS
     #: Follow the broker that has the journal, and take over when it ends.
     standby: bool = False
-    #: Let another one take over first: this broker has led in a term that is over.
+    #: Let another broker take over first: this broker has led in a term that is over.
     yields: bool = False
 
 
@@ -78,7 +78,7 @@ def open_reader(directory: Path, identity: bytes, head: Head) -> StoreReader:
 
 @contextmanager
 def in_sqlite(directory: Path) -> Iterator[Path]:
-    """Return a state directory with its journal in SQLite: this one, or a temporary copy.
+    """Return a state directory with its journal in SQLite: itself, or a temporary copy.
 
     Raises `JournalDamaged` if a store in PostgreSQL is damaged, or lacks a row that the witness of
     this directory has.
@@ -92,7 +92,7 @@ def in_sqlite(directory: Path) -> Iterator[Path]:
 
 
 def open_blobs(state: Path, directory: Path | None = None) -> BlobStore:
-    """Open the blobs of a state beside its broker, or without one.
+    """Open the blobs of a state with or without its broker.
 
     `directory` is that of the settings. Removals in a database count only while the broker that
     runs now has its term.
@@ -112,7 +112,7 @@ def compact_stopped(
     url = schema.database_url(directory)
     if url:
         return driver().compact_stopped(url, directory, progress, trims=trims)
-    if not (directory / schema.FILE_NAME).exists():  # a new one would make the state look empty
+    if not (directory / schema.FILE_NAME).exists():  # a new file would make the state look empty
         raise JournalDamaged(
             f"{schema.FILE_NAME} is missing in {directory}",
             "rows that no snapshot covers are lost (restore the file from a backup)",

@@ -1,6 +1,6 @@
 """Blobs, streams and files of compactions in tables.
 
-Each counts while it has a row in `blobs`. Its bytes are rows of `parts`, each with the offset of
+Each counts while it has a row in `blobs`. The bytes are rows of `parts`, each with the offset of
 its first byte. Rows of `blobs` are written and removed under the term, so a broker that lost its
 term adds and removes nothing. All statements may be repeated, so a lost connection is made again.
 The first of two may be executed later than statements that follow, and must not undo them. Knows
@@ -41,7 +41,7 @@ PART_BYTES: Final = 1024 * 1024
 #: Rows of `blobs` that are read at once.
 PAGE_ROWS: Final = 500
 
-#: Kinds of rows: bytes that arrive, those that are named by their content, and files that replace
+#: Kinds of rows: bytes that arrive, bytes that are named by their content, and files that replace
 #: trimmed rows (`exports`), complete or not.
 STREAM: Final = "stream"
 SEALED: Final = "sealed"
@@ -64,7 +64,7 @@ _APPEND: Final = leader.HELD + (  # noqa: S608  # no input
     "max(start + octet_length(content)), %(used_ns)s FROM given, held GROUP BY name "
     "ON CONFLICT (kind, name) DO UPDATE SET used_ns = excluded.used_ns, "
     "bytes = greatest(blobs.bytes, excluded.bytes) RETURNING name, upload), "
-    # A part that is sent again overwrites the first one, which may be longer.
+    # A part that is sent again overwrites the first, which may be longer.
     "written AS (INSERT INTO taskyard.parts SELECT upload, start, content FROM given "
     "JOIN grown USING (name) ON CONFLICT (upload, start) DO UPDATE SET content = "
     "excluded.content || substr(parts.content, octet_length(excluded.content) + 1))" + _HELD_COUNT
@@ -194,7 +194,7 @@ class BlobTables:
     # Reading.
 
     def read(self, kind: str, name: bytes, offset: int, count: int) -> tuple[bytes, int] | None:
-        """Return some bytes of a blob and its size. None: it is not there."""
+        """Return some bytes of a blob and its size, if it is there."""
         values = {
             "kind": kind,
             "name": name,
@@ -269,7 +269,7 @@ class BlobRows(BlobStore):
         self._lengths: OrderedDict[StreamKey, int] = OrderedDict()
 
     def flush(self) -> None:
-        if self._dropped:  # first: one may have begun again
+        if self._dropped:  # first: a stream may have begun again
             self.bytes_used -= self._tables.remove(STREAM, self._dropped, time.time_ns())[0]
             self._dropped = []
         if self._parts:

@@ -24,7 +24,7 @@ from taskyard.postgresql import outbox_schema
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
-#: The statements of `store init`. Bodies are not compressed: that takes more CPU time than the rest
+#: The statements of `store init`. Bodies are not compressed: that takes more CPU time than all else
 #: of an append.
 TABLES: Final[tuple[LiteralString, ...]] = (
     "CREATE TABLE taskyard.meta (key text PRIMARY KEY, value bytea NOT NULL)",
@@ -42,7 +42,7 @@ TABLES: Final[tuple[LiteralString, ...]] = (
     ),
     "ALTER TABLE taskyard.journal ALTER body SET STORAGE EXTERNAL",
     # As in finished.sqlite. Rows are added in the order of their records, so ranges of pages are
-    # enough to find those that a standby lacks.
+    # enough to find rows that a standby lacks.
     (
         "CREATE TABLE taskyard.ended (name bytea, attempt bigint, record bigint NOT NULL, "
         "head bytea NOT NULL, content bytea NOT NULL, PRIMARY KEY (name, attempt))"
@@ -110,7 +110,7 @@ _DEFAULTS: Final = {
 
 #: Settings of a session, each with the first version of PostgreSQL that has it. They replace
 #: defaults of a role, a database or a server that are meant for other programs. A statement must
-#: see what others committed before it, and wait for locks. The lease limits each wait. No object of
+#: see what was committed before it, and wait for locks. The lease limits each wait. No object of
 #: another schema replaces a function, and no policy hides rows.
 _SESSION: Final[tuple[tuple[LiteralString, int], ...]] = (
     ("SET search_path = pg_catalog", 0),
@@ -265,7 +265,7 @@ def _check_encoding(connection: Connection) -> None:
 
 
 def clear(connection: Connection, anchor: bytes | None = None) -> None:
-    """Remove the journal, and begin a new one or one with a sealed anchor of another store."""
+    """Remove the journal, and begin a new journal, or continue that of a sealed anchor."""
     for statement in _CLEAR:
         connection.execute(statement)
     connection.execute(_UPDATE_META, (anchor or _new_anchor(), "anchor"))
@@ -314,7 +314,7 @@ def unseal(sealed: bytes, what: str) -> tuple[bytes, Head]:
 
 
 def read_meta(connection: Connection, key: LiteralString) -> bytes:
-    """Return a value of the table `meta`. Empty: there is none."""
+    """Return a value of the table `meta`, empty if there is none."""
     query = f"SELECT value FROM taskyard.meta WHERE key = '{key}'"  # noqa: S608  # our own key
     for (value,) in connection.execute(query, binary=True):
         return bytes(value)

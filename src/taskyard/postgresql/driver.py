@@ -63,7 +63,7 @@ class OpenDatabase(NamedTuple):
     term: DatabaseTerm
     #: Has the ledger, too.
     archive: EndedTasks
-    #: None: they are in a directory.
+    #: None if they are in a directory.
     blobs: BlobStore | None = None
 
 

@@ -43,7 +43,7 @@ _COVER: Final = leader.HELD + (  # noqa: S608  # no input
     "ON CONFLICT (key) DO UPDATE SET value = greatest(meta.value, excluded.value)"
 )
 
-#: As in finished.sqlite: an older end never replaces a newer one.
+#: As in finished.sqlite: an older end never replaces a newer end.
 _UPSERT: Final = (
     "INSERT INTO taskyard.ended VALUES (%b, %s, %s, %b, %b) ON CONFLICT (name, attempt) DO UPDATE "
     "SET record = excluded.record, head = excluded.head, content = excluded.content "
@@ -71,7 +71,7 @@ class PublishedIndex(ArchiveWriter):
         self._term = term
 
     def write(self, rows: Sequence[IndexRow]) -> None:
-        """Add rows by COPY, or one by one if a name is there, which takes several times as long.
+        """Add rows by COPY, or row by row if a name is there, which takes several times as long.
 
         That is rare: a name ended before, or a run was killed.
         """
@@ -141,7 +141,7 @@ def fetch(
 
 
 def remove_others(connection: Connection, directory: Path) -> dict[str, int]:
-    """Remove files of a state directory that do not count, and return the missing ones."""
+    """Remove files of a state directory that do not count, and return the missing files."""
     wanted = claims(connection)
     for path in local_files(directory):
         name = _name_of(directory, path)
@@ -207,7 +207,7 @@ def compact(
 def compact_stopped(
     url: str, directory: Path, progress: compaction.Progress, *, trims: bool
 ) -> CompactionResult:
-    """Compact a store without a broker. It is in use meanwhile, as by one.
+    """Compact a store without a broker. It is in use meanwhile, as by a broker.
 
     Raises `StoreInUse` if a broker uses it.
     """
@@ -286,7 +286,7 @@ def _portions(connection: Connection, after: int) -> Iterator[list[IndexRow]]:
     copy of the rows, and no old rows of other tables.
     """
     made = connection.cursor("index", withhold=True, binary=True)
-    with closing(made), made as cursor:  # twice, because a lost connection fails the first one
+    with closing(made), made as cursor:  # twice, because a lost connection fails the first
         cursor.execute("SELECT * FROM taskyard.ended WHERE record > %s", (after,))
         while rows := cursor.fetchmany(_ROWS):
             yield list(map(IndexRow._make, rows))

@@ -27,7 +27,7 @@ OWN_FILE: Final = "broker.key"
 
 _FILE: Final = re.compile(r"[0-9A-Za-z_-]+\.(key|guest)", re.ASCII)
 
-#: One change at a time. The lock ends with the session.
+#: A single change at a time. The lock ends with the session.
 _LOCK: Final = "SELECT pg_advisory_lock(hashtext('taskyard keys'))"
 _UNLOCK: Final = "SELECT pg_advisory_unlock(hashtext('taskyard keys'))"
 _READ: Final = "SELECT name, content FROM taskyard.keys"
@@ -57,7 +57,7 @@ def locked(connection: Connection) -> Iterator[None]:
 
 
 def version(connection: Connection) -> bytes:
-    """Return what changes with each key. Empty: there are none."""
+    """Return what changes with each key, empty without keys."""
     return database.read_meta(connection, "keys")
 
 
@@ -80,7 +80,7 @@ def clear(connection: Connection) -> None:
 def adopt(connection: Connection, directory: Path) -> None:
     """Add the keys of a directory that the table lacks. Raises `UnusableKey`.
 
-    Those of brokers with another secret are refused: their peers could not connect.
+    Keys of brokers with another secret are refused: their peers could not connect.
     """
     found, own = read(connection), _files(directory)
     if OWN_FILE in own and own[OWN_FILE] != found.get(OWN_FILE, own[OWN_FILE]):

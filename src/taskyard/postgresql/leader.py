@@ -44,7 +44,8 @@ NO_HOLDER: Final = ""
 #: How often a waiting broker reads the row, as a part of the lease.
 _READS_PER_LEASE: Final = 10
 
-#: CLOCK_BOOTTIME also counts while the machine sleeps. Other systems count that on this one.
+#: CLOCK_BOOTTIME also counts while the machine sleeps. Other systems count that on the monotonic
+#: clock.
 _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
@@ -97,7 +98,7 @@ def take(
 def renew(connection: Connection, term: Term) -> bool:
     """Commit a change of the row. Return False if the term is over.
 
-    All commits before it are as durable as this one when it returns.
+    All commits before it are as durable as this commit when it returns.
     """
     return connection.execute(_RENEW, term._asdict()).rowcount == 1
 
@@ -117,7 +118,7 @@ class Vacancy:
     """Decides when a row may be taken: when it is free, or unchanged for its lease."""
 
     def __init__(self, seen: LeaderRow, now_ns: int, *, yields: bool = False) -> None:
-        """With `yields`, leave the row to others for a lease if it is free now."""
+        """With `yields`, leave the row to other brokers for a lease if it is free now."""
         self.seen = seen
         self._since_ns = now_ns
         self._epoch_left = seen.epoch if yields and seen.holder == NO_HOLDER else None
@@ -127,7 +128,7 @@ class Vacancy:
             self.seen, self._since_ns = seen, now_ns
 
     def is_due(self, now_ns: int) -> bool:
-        """Return whether the holder, if there is one, can't answer any more."""
+        """Return whether the holder, if any, can't answer any more."""
         is_free = self.seen.holder == NO_HOLDER and self.seen.epoch != self._epoch_left
         return is_free or now_ns - self._since_ns >= self.seen.lease_ns
 
@@ -187,9 +188,9 @@ def write_last_term(state: Path, term: Term) -> None:
 
 
 def end_last_term(state: Path, url: str) -> bool:
-    """End the term of the process that had the lock of `state` before this one.
+    """End the term of the process that had the lock of `state` before this process.
 
-    Return whether there was one. Changes nothing if another broker has taken over since.
+    Return whether there was such a term. Changes nothing if another broker has taken over since.
     """
     found = read_json(state / TERM_FILE, _LastTerm)
     if found is None or not found.boot:
@@ -264,7 +265,7 @@ def remove_standby(connection: Connection, name: str) -> None:
 
 
 class StandbyWatch:
-    """The standbys of a leader. One thread calls `refresh`, others may call `seen`."""
+    """The standbys of a leader. A single thread calls `refresh`, any thread may call `seen`."""
 
     def __init__(self, lease_ns: int) -> None:
         self._kept_ns = LEASES_KEPT * lease_ns
@@ -277,7 +278,7 @@ class StandbyWatch:
             return [one for one in self._seen.values() if one.is_live]
 
     def refresh(self, connection: Connection, now_ns: int) -> None:
-        """Read the rows, and remove those that did not change for long."""
+        """Read the rows, and remove rows that did not change for long."""
         found: dict[str, SeenStandby] = {}
         for columns in connection.execute(_READ_STANDBYS).fetchall():
             row = StandbyRow(*columns)

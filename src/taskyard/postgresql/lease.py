@@ -52,7 +52,7 @@ class Lease:
     _warned_ns: ClassVar[int] = -_WARNING_NS
 
     def __init__(self, url: str, lease_ns: int = LEASE_NS, term: Term | None = None) -> None:
-        """Renew a term, or take over the journal for one.
+        """Renew a term, or take over the journal for a term.
 
         To take over, wait as long as the lease of another broker.
         """
@@ -68,7 +68,7 @@ class Lease:
         self.handover = Handover(self)
         #: Where this broker listens, to be written with the next exchange.
         self._place: tuple[str, list[str]] | None = None
-        #: The connection for everything but renewals. None: not connected yet.
+        #: The connection for everything but renewals. None until it is connected.
         self._exchanging: Connection | None = None
         #: When the last renewal that took effect was sent.
         self._renewed_ns = 0
@@ -102,7 +102,7 @@ class Lease:
         return boottime_ns()
 
     def left_ns(self) -> int:
-        """Return how long this broker may still answer. Not above 0: no more."""
+        """Return how long this broker may still answer, at most 0 if not any more."""
         return 0 if self._is_over else self._ends_ns - boottime_ns()
 
     def check(self) -> None:

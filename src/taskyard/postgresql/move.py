@@ -4,8 +4,8 @@ Both sides are locked until the end, so no broker runs. The copy is one transact
 read back and compared with the chain before its commit. Blobs are copied between stores of blobs,
 each compared with its name, and removed at the source at the end, unless they have a directory of
 their own. A state directory has the file `store` while its journal is, or may be, in the database:
-SQLite does not open one then. So a move that is killed at any point leaves at most one side that
-can be opened, and can be run again.
+SQLite does not open such a directory. So a move that is killed at any point leaves at most one side
+that can be opened, and can be run again.
 """
 
 import os
@@ -88,7 +88,7 @@ def to_database(state: Path, url: str, directory: Path | None) -> Head:
 
 
 def to_directory(url: str, state: Path, directory: Path | None) -> Head:
-    """Move the journal of a database to a new state directory, or to one that was its broker's.
+    """Move the journal of a database to a new state directory, or to that of its broker.
 
     The database has an empty journal then. Returns the newest row.
     """
@@ -155,7 +155,7 @@ def _check_outbox(connection: Connection, url: str) -> None:
 
 
 def _known(state: Path, url: str) -> str:
-    """Return the URL in a state directory, if any. Raises if it is another one."""
+    """Return the URL in a state directory, if any. Raises if it is another URL."""
     known = schema.database_url(state)
     if known not in ("", url):
         raise UnusableState(f"state directory {state}: its journal is in {known}")
@@ -173,7 +173,7 @@ def _check_sound(state: Path) -> None:
 
 @contextmanager
 def _held(url: str) -> Iterator[tuple[Connection, Term]]:
-    """Take the journal as a broker does, and open a transaction that keeps others out."""
+    """Take the journal as a broker does, and open a transaction that keeps other brokers out."""
     with database.open_store(url) as connection:
         term = leader.acquire(connection, LEASE_NS)
         try:

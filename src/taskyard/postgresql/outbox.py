@@ -129,7 +129,7 @@ class OutboxEntry(NamedTuple):
     submitted_by: str
     #: Seconds since 1970.
     submitted: float
-    #: None: the broker has not seen it yet.
+    #: None if the broker has not seen it yet.
     code: str | None
     reason: str | None
 
@@ -159,7 +159,7 @@ def count(connection: Connection) -> OutboxCounts:
 
 
 def entries(connection: Connection, after: int, rows_max: int) -> list[OutboxEntry]:
-    """Return rows after this one, in the order of their numbers."""
+    """Return rows after a number, in the order of their numbers."""
     return [OutboxEntry(*columns) for columns in connection.execute(_LIST, (after, rows_max))]
 
 
@@ -170,12 +170,12 @@ def first_lines(connection: Connection, mark: bytes) -> list[bytes]:
 
 
 def retry(connection: Connection, ids: Sequence[int]) -> list[int]:
-    """Make refused rows new again. Return the numbers of those that there are."""
+    """Make refused rows new again. Return the numbers of rows that exist."""
     return [columns[0] for columns in connection.execute(_RETRY, ([*ids],))]
 
 
 def drop(connection: Connection, ids: Sequence[int]) -> list[int]:
-    """Remove refused rows. Return the numbers of those that there are."""
+    """Remove refused rows. Return the numbers of rows that exist."""
     return [columns[0] for columns in connection.execute(_DROP, ([*ids],))]
 
 
@@ -219,7 +219,7 @@ class _Task(Struct):
 
 
 class _Settled(Struct):
-    """Rows that the broker has, and those that it or the feed has refused."""
+    """Rows that the broker has, and rows that it or the feed has refused."""
 
     accepted: list[int] = []
     refused: list[Refused] = []
@@ -236,7 +236,7 @@ class OutboxFeed:
         self._url = url
         self._term = term
         self._endpoint = endpoint
-        #: Rows as of the last time that all new ones were submitted.
+        #: Rows as of the last time that all new rows were submitted.
         self.counts = OutboxCounts()
         self._templates = LaneTemplates()
         self._connection: Connection | None = None
@@ -291,7 +291,7 @@ class OutboxFeed:
                     pass
 
     def _count(self, connection: Connection, channel: BlockingChannel) -> None:
-        """Count the rows, and keep the blobs of refused ones at times."""
+        """Count the rows, and keep the blobs of refused rows at times."""
         started = time.monotonic()
         self.counts = count(connection)
         if started >= self._renew_at:
@@ -303,13 +303,13 @@ class OutboxFeed:
     def _consume(
         self, connection: Connection, channel: BlockingChannel, rows: Sequence[OutboxRow]
     ) -> None:
-        """Submit rows. Remove those that the broker has, and keep the reasons of the others."""
+        """Submit rows. Remove rows that the broker has, and keep the reasons of refused rows."""
         settled = _Settled()
         tasks: list[_Task] = []
         for row in rows:
             try:
                 tasks.append(_Task(row, _encode(row)))
-            except Exception as error:  # noqa: BLE001  # a row must not block others
+            except Exception as error:  # noqa: BLE001  # a row must not block other rows
                 code = getattr(error, "code", INVALID)
                 settled.refused.append(Refused(row.id, code, str(error) or type(error).__name__))
         try:
@@ -333,7 +333,7 @@ class OutboxFeed:
     def _with_lanes(
         self, channel: BlockingChannel, tasks: list[_Task], settled: _Settled
     ) -> list[_Task]:
-        """Set the lanes of tasks that give none. Return those that their template fits."""
+        """Set the lanes of tasks that give none. Return the tasks that their template fits."""
         self._templates.drop_old(time.monotonic_ns())
         services = {task.batch.terms[0].service: None for task in tasks}
         missing = [service for service in services if not self._templates.has(service)]

@@ -1,6 +1,6 @@
-"""A broker that follows the leader of its store, and takes over when that one ends.
+"""A broker that follows the leader of its store, and takes over when the leader ends.
 
-It applies rows as they come to a ledger of its own, so a takeover reads only the last ones. It
+It applies rows as they come to a ledger of its own, so a takeover reads only the last rows. It
 follows in a thread, so that signals are handled whatever the database does. Nothing is written to
 the journal and no peer is answered before the term is taken. The rules of a takeover are in
 `postgresql.leader`.
@@ -98,7 +98,7 @@ class Follower(WitnessedRows):
         self.reconnect_pause_seconds = _RECONNECT_SECONDS
         self._is_in_snapshot = False
         self._holder = leader.new_holder()
-        #: Connections made again. Each may be one to another server, with an older state.
+        #: Connections made again. Each may lead to another server, with an older state.
         self.reconnects = 0
 
     def load(self, use: Callable[[], _T]) -> _T:
@@ -192,7 +192,7 @@ class Follower(WitnessedRows):
         logger.warning("%s: connected again", name)
 
     def _check_store(self, written: bytes, sealed: bytes) -> None:
-        """Raise if the tables are those of another version, or of another journal."""
+        """Raise if the tables are of another version, or of another journal."""
         name = database.describe(self._url)
         identity, self._anchor = database.checked_anchor(written, sealed)
         if identity != self._identity:
@@ -202,7 +202,7 @@ class Follower(WitnessedRows):
             )
 
     def _check_head(self, own: bytes | None) -> None:
-        """Compare the last row that was read with the one that is stored there."""
+        """Compare the last row that was read with the row that is stored there."""
         head, anchor = self._head, self._anchor
         if own is None and anchor.sequence == head.sequence:
             own = anchor.chain
@@ -352,7 +352,7 @@ class Standby:
         return not self._thread.is_alive()
 
     def lead(self) -> WarmState:
-        """Return the state of a standby that leads now. Raises the error of one that has failed."""
+        """Return the state of a standby that leads now. Raises its error if it has failed."""
         self._thread.join()
         if self._failure is not None:
             raise self._failure
@@ -421,7 +421,7 @@ class Standby:
         return self._stopping.wait(max(due_ns - boottime_ns(), 0) / SECOND_NS)
 
     def _take(self, vacancy: Vacancy) -> bool:
-        """Begin a term if the row may be taken. Its lease is renewed from here on."""
+        """Begin a term if the row may be taken. The lease is renewed from here on."""
         seen, settings = vacancy.seen, self._settings
         if not (vacancy.is_due(boottime_ns()) or self._follower.is_ours(seen)):
             return False

@@ -1,11 +1,11 @@
 """The journal in PostgreSQL: durable when `commit` returns, and fenced by the epoch of its writer.
 
 An append is one autocommitted statement that checks the term of this broker (`leader.HELD`), so no
-transaction stays open while the broker is stopped. The chain and the witness are those of SQLite.
+transaction stays open while the broker is stopped. The chain and the witness are as in SQLite.
 The witness is a file of this broker.
 
 A connection that is lost leaves a row in doubt. The store connects again and reads the newest row
-before anything else: it is the row in doubt, or the one before it, or the term or rows are lost. A
+before anything else: it is the row in doubt, or the row before it, or the term or rows are lost. A
 row that is found there may still wait for a standby, so one more commit comes before its reply.
 
 A `Session` is made again when it is lost. Statements that read may be repeated. A statement that
@@ -67,7 +67,7 @@ class Session:
         self._connection.close()
 
     def interrupt(self) -> None:
-        """End a call that waits for the server in another thread, and all later ones."""
+        """End a call that waits for the server in another thread, and all later calls."""
         self._is_interrupted = True
         database.interrupt(self._connection)
 
@@ -139,7 +139,7 @@ class TermSession(Session):
     def _confirm(self) -> None:
         """Commit once more, which waits until all commits before are durable and replicated.
 
-        A warning means that a standby may not have confirmed the last one.
+        A warning means that a standby may not have confirmed the last commit.
         """
         self._warnings.clear()
         if not leader.renew(self._connection, self._term):
@@ -172,7 +172,8 @@ _INSERT: Final = leader.HELD + (  # noqa: S608  # no input
     " INSERT INTO taskyard.journal SELECT %(sequence)s, %(record_first)s, "
     "%(record_last)s, epoch, %(chain)b, %(body)b FROM held"
 )
-#: A statement over a lost connection may be executed after later ones. The anchor never goes back.
+#: A statement over a lost connection may be executed after later statements. The anchor never goes
+#: back.
 _TRIM: Final = leader.HELD + (  # noqa: S608  # no input
     ", gone AS (DELETE FROM taskyard.journal WHERE sequence <= %(through)s "
     "AND EXISTS (SELECT FROM held) RETURNING octet_length(body) AS bytes) "
@@ -212,7 +213,7 @@ def read_rows(
 ) -> Iterator[Row]:
     """Yield the rows after `after`, not verified. `execute` runs a statement that reads.
 
-    A row up to the anchor is one that a late statement has added again, see `PostgresRows`.
+    A row up to the anchor was added again by a late statement, see `PostgresRows`.
     """
     while True:
         values = {"after": after, "last": last, "count": READ_ROWS_MAX}
@@ -320,7 +321,7 @@ class WitnessedRows(PostgresRows):
             )
         if self._head_at(verified.sequence) != verified:
             raise JournalDamaged(
-                f"row {verified.sequence} differs from the one that this broker has followed",
+                f"row {verified.sequence} differs from the row that this broker has followed",
                 _LOST_ROWS,
             )
         return verified
