@@ -20,8 +20,8 @@ from taskyard.postgresql.blobs import (
     BlobRows,
     Blobs,
     Part,
-    check_place,
-    note_place,
+    check_location,
+    note_location,
 )
 from tests.kit.postgres import Proxy, terminate_backends, warn_after_each
 
@@ -188,17 +188,17 @@ def test_place_of_the_files_does_not_change_unnoticed(url: str, tmp_path: Path) 
     with database.connect(url) as connection:
         term = leader.acquire(connection, 0)
         for files in (tmp_path, None):
-            check_place(connection, tmp_path, files)
-        note_place(connection, term, tmp_path)
-        check_place(connection, tmp_path, tmp_path)
+            check_location(connection, tmp_path, files)
+        note_location(connection, term, tmp_path)
+        check_location(connection, tmp_path, tmp_path)
         with pytest.raises(UnusableStore, match=r"set blobs\.directory"):
-            check_place(connection, tmp_path, None)
+            check_location(connection, tmp_path, None)
         database.clear(connection)
-        note_place(connection, term, None)
-        check_place(connection, tmp_path, None)
+        note_location(connection, term, None)
+        check_location(connection, tmp_path, None)
         with pytest.raises(UnusableStore, match="in the database"):
-            check_place(connection, tmp_path, tmp_path)
+            check_location(connection, tmp_path, tmp_path)
         database.clear(connection)
         (tmp_path / "blobs").symlink_to(tmp_path)
         with pytest.raises(UnusableStore, match=str(tmp_path)):
-            check_place(connection, tmp_path, None)
+            check_location(connection, tmp_path, None)

@@ -18,7 +18,7 @@ from taskyard.journal.sqlite import JournalReader, SqliteStore
 from taskyard.journal.store import MemoryStore
 from taskyard.net.keyring import Keyring
 from taskyard.postgresql import database, exports, keys, move
-from taskyard.postgresql.blobs import DATABASE, BlobRows, BlobTables, known_place
+from taskyard.postgresql.blobs import DATABASE, BlobRows, BlobTables, known_location
 from taskyard.postgresql.lease import Lease
 from taskyard.postgresql.store import PostgresStore
 from taskyard.wire.roles import Role
@@ -75,7 +75,7 @@ def in_database(url: str, directory: Path) -> Content:
             exports.run(exports.fetch(connection, directory, store.identity))
             keys.copy_to(connection, directory / "keys")
             content = Content(directory, store)
-            if known_place(connection) == DATABASE:
+            if known_location(connection) == DATABASE:
                 assert content.blobs == {}
                 content.blobs = _contents(BlobRows(BlobTables(connection, lease.term)))
         return content

@@ -181,7 +181,7 @@ class Tables(blob_tables.BlobTables):
 
     def set_files(self, values: Mapping[str, Any]) -> Rows:
         self._check_term(values, "place of files")
-        self.meta["files"] = values["place"]
+        self.meta["files"] = values["location"]
         return [()]
 
     def take(self, values: Sequence[Any]) -> Rows:
@@ -194,7 +194,7 @@ class Tables(blob_tables.BlobTables):
         return []
 
     def show(self, values: Mapping[str, Any]) -> Rows:
-        self._check_term(values, "place")
+        self._check_term(values, "location")
         self.place = (values["host"], values["endpoints"])
         return [()]
 

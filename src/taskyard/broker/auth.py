@@ -108,8 +108,8 @@ class Authenticator:
 
 def requires_keys(endpoint: str, *, secure: bool) -> bool:
     """Return whether an endpoint requires keys: if it is remote, or with `secure` if it is TCP."""
-    place = endpoints.parse(endpoint)
-    return endpoints.is_remote(place) or (secure and isinstance(place, endpoints.Tcp))
+    address = endpoints.parse(endpoint)
+    return endpoints.is_remote(address) or (secure and isinstance(address, endpoints.Tcp))
 
 
 def keyring_for(

@@ -128,7 +128,7 @@ class Compactor:
             return self._next_ns - now_ns if self._is_busy else None
         if self._is_unchanged():
             return None
-        self.lag_percent = int(100 * self._largest_share(self._limits.lenient()))
+        self.lag_percent = int(100 * self._largest_ratio(self._limits.lenient()))
         try:
             wait_ns = self._advance(now_ns)
         except JournalDamaged as damage:
@@ -185,10 +185,10 @@ class Compactor:
     def _is_due(self) -> bool:
         """Return whether a limit is exceeded, or files of earlier compactions must be fetched."""
         lacks_files = self.database is not None and self.database.lacks_files
-        return lacks_files or self._largest_share(self._limits) > 1
+        return lacks_files or self._largest_ratio(self._limits) > 1
 
-    def _largest_share(self, limits: CompactionLimits) -> float:
-        """Return the largest of rows, ended tasks and bytes, each as a share of its limit."""
+    def _largest_ratio(self, limits: CompactionLimits) -> float:
+        """Return the largest of rows, ended tasks and bytes, each as a ratio to its limit."""
         store, counts = self._store, self._archive.ledger.counts
         unfinished = sum(counts) - counts[DONE] - counts[CANCELLED]
         return max(
@@ -256,7 +256,7 @@ class Compactor:
         yield
         yield from self._archive.forget(head.sequence, head.record)
         yield from self._trim(min(head.sequence, self._store.head.sequence - self._kept_rows()))
-        if self._largest_share(self._limits) > 1:  # the newest rows are large
+        if self._largest_ratio(self._limits) > 1:  # the newest rows are large
             yield from self._trim(head.sequence)
         yield from self._drop_snapshots(head.sequence)
         yield from self._archive.forget_recalled()

@@ -246,17 +246,17 @@ class PayloadReader:
         self._enqueue(
             AssignmentUnsent(0, assign.worker, unsent, unsent_attempts, reasons=[*lost.values()])
         )
-        kept = [place for place in range(len(names)) if place not in lost]
+        kept = [index for index in range(len(names)) if index not in lost]
         if not kept:
             return NoWork(assign.worker, settled=False, request=assign.request)
         envelopes = assign.envelopes
         return structs.replace(
             assign,
-            names=[names[place] for place in kept],
-            attempts=[attempts[place] for place in kept],
-            terms=[assign.terms[place] for place in kept],
-            lanes=[assign.lanes[place] for place in kept],
-            envelopes=None if envelopes is None else [envelopes[place] for place in kept],
+            names=[names[index] for index in kept],
+            attempts=[attempts[index] for index in kept],
+            terms=[assign.terms[index] for index in kept],
+            lanes=[assign.lanes[index] for index in kept],
+            envelopes=None if envelopes is None else [envelopes[index] for index in kept],
         )
 
 

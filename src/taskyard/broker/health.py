@@ -1,4 +1,4 @@
-"""What a broker reports of itself: measures for its status, and the log of workers.
+"""The measures of a broker for its status, and the log of workers that join and leave.
 
 Sizes are read from the disk at most every few seconds, however often a status is requested. The
 times of turns and commits come from the turn, and all other counters from the scheduler. The log
@@ -57,7 +57,7 @@ class HealthReporter:
         Only a journal in PostgreSQL has them.
         """
         self._lease, self._feed = lease, feed
-        lease.show(gethostname(), self._places())
+        lease.show(gethostname(), self._endpoints())
 
     def measures(self) -> BrokerMeasures:
         broker = self._broker
@@ -81,15 +81,15 @@ class HealthReporter:
             None if self._lease is None else self._leader(self._lease),
         )
 
-    def _places(self) -> list[str]:
-        return [place for one in self._listeners.listed() for place in one.endpoints]
+    def _endpoints(self) -> list[str]:
+        return [endpoint for one in self._listeners.listed() for endpoint in one.endpoints]
 
     def _leader(self, lease: Lease) -> LeaderHealth:
         head, now_ns = self._broker.store.head.sequence, lease.now_ns()
         return LeaderHealth(
             epoch=lease.term.epoch,
             host=gethostname(),
-            endpoints=self._places(),
+            endpoints=self._endpoints(),
             lease=lease.lease_ns / SECOND_NS,
             standbys=[
                 StandbyHealth(

@@ -109,11 +109,11 @@ class ResultLoader:
 
     def fill_page(self, page: TaskPage, budget: Budget) -> None:
         """Add the attempts of a page. End it where the budget ends, after one task at least."""
-        places = page.places or ()
-        for index, view in enumerate(page.views if places else ()):
+        indexes = page.places or ()
+        for index, view in enumerate(page.views if indexes else ()):
             if index and view.finished_record and budget.is_spent:
                 del page.views[index:]
-                page.cursor = places[index - 1]
+                page.cursor = indexes[index - 1]
                 return
             self._add_attempt(view, budget, is_first=not index)
 
@@ -206,33 +206,33 @@ class ResultLoader:
 
     def _fill_results(self, reply: Settled, budget: Budget) -> None:
         """Add results to a reply, at least one."""
-        places = [place for place, text in enumerate(reply.texts) if text is None]
-        owed = [*zip(reply.records, places, strict=True)]
+        indexes = [index for index, text in enumerate(reply.texts) if text is None]
+        owed = [*zip(reply.records, indexes, strict=True)]
         put = 0
-        for place, result in self._results(reply.names, sorted(owed), budget):
+        for index, result in self._results(reply.names, sorted(owed), budget):
             size = len(text_of(result))
             if put and (put + size > REPLY_BYTES_MAX or not budget.has_room(size)):
                 break
-            reply.texts[place] = result
+            reply.texts[index] = result
             put += size
             budget.note_reply(size)
-        reply.records = [number for number, place in owed if reply.texts[place] is None]
+        reply.records = [number for number, index in owed if reply.texts[index] is None]
 
     def _results(
         self, names: list[bytes], owed: list[tuple[int, int]], budget: Budget
     ) -> Iterator[tuple[int, Content]]:
-        """Yield results with their places, record by record, up to the turn's budget."""
+        """Yield results with their indexes, record by record, up to the turn's budget."""
         for number, group in groupby(owed, key=itemgetter(0)):
             if budget.is_spent:
                 return
-            places = [place for _, place in group]
+            indexes = [index for _, index in group]
             record = self.record(number, budget)
             if record is None:
-                for place in takewhile(lambda _: not budget.is_spent, places):
-                    yield place, self._archived(number, names[place], budget)
+                for index in takewhile(lambda _: not budget.is_spent, indexes):
+                    yield index, self._archived(number, names[index], budget)
             else:
-                wanted = [names[place] for place in places]
-                yield from zip(places, results_in(record, number, wanted), strict=True)
+                wanted = [names[index] for index in indexes]
+                yield from zip(indexes, results_in(record, number, wanted), strict=True)
 
     def _archived(self, number: int, name: bytes, budget: Budget) -> Content:
         budget.note_read()
@@ -246,12 +246,12 @@ class ResultLoader:
 
     def _fill_long(self, reply: Settled, budget: Budget) -> None:
         """Insert long results as a whole. Above `PAYLOAD_BYTES_MAX` they stay head and tail."""
-        for place, content in enumerate(reply.texts):
+        for index, content in enumerate(reply.texts):
             if not isinstance(content, Blob) or not content.digest:
                 continue
             if content.length <= PAYLOAD_BYTES_MAX:
-                text = self._whole(content, reply.names[place], "result")
-                reply.texts[place] = (
+                text = self._whole(content, reply.names[index], "result")
+                reply.texts[index] = (
                     Blob(b"", content.length, content.ends) if text is None else text
                 )
                 budget.note_reply(content.length)

@@ -289,8 +289,8 @@ def filter_record(record: AnyRecord, scope: Scope, tasks: Mapping[bytes, Task]) 
     if names is None:
         return None
     found = map(tasks.get, names)
-    places = [at for at, task in enumerate(found) if task is not None and _fits(scope, task)]
-    return _select(record, places, len(names))
+    indexes = [at for at, task in enumerate(found) if task is not None and _fits(scope, task)]
+    return _select(record, indexes, len(names))
 
 
 def _pause_in_scope(record: Paused | Resumed, scope: Scope) -> bool:
@@ -315,25 +315,25 @@ def _is_within(scope: Scope, name: bytes, campaign: bytes, service: bytes, lane:
 
 def _of_submitted(record: Submitted, scope: Scope) -> Submitted | None:
     submission = record.submission
-    places: list[int] = []
+    indexes: list[int] = []
     for at, name in enumerate(submission.names):
         terms = submission.terms_of(at)
         lane = b"" if submission.lanes is None else submission.lanes[at]
         if _is_within(scope, name, terms.campaign, terms.service, lane):
-            places.append(at)
-    if not places or len(places) == len(submission.names):
-        return record if places else None
-    after_done, attempts = _pick(record.after_done, places), _pick(record.attempts, places)
-    return Submitted(record.at_ns, submission.part(places), after_done, attempts, by=record.by)
+            indexes.append(at)
+    if not indexes or len(indexes) == len(submission.names):
+        return record if indexes else None
+    after_done, attempts = _pick(record.after_done, indexes), _pick(record.attempts, indexes)
+    return Submitted(record.at_ns, submission.part(indexes), after_done, attempts, by=record.by)
 
 
-def _select(record: AnyRecord, places: list[int], total: int) -> AnyRecord | None:
-    if not places or len(places) == total:
-        return record if places else None
+def _select(record: AnyRecord, indexes: list[int], total: int) -> AnyRecord | None:
+    if not indexes or len(indexes) == total:
+        return record if indexes else None
     fields = [field for field in _COLUMNS if field in record.__struct_fields__]
-    columns: dict[str, Any] = {field: _pick(getattr(record, field), places) for field in fields}
+    columns: dict[str, Any] = {field: _pick(getattr(record, field), indexes) for field in fields}
     return structs.replace(record, **columns)
 
 
-def _pick(column: list[_T] | None, places: list[int]) -> list[_T] | None:
-    return None if column is None else [column[place] for place in places]
+def _pick(column: list[_T] | None, indexes: list[int]) -> list[_T] | None:
+    return None if column is None else [column[index] for index in indexes]

@@ -205,7 +205,7 @@ def _serve(
 
 
 class _Process(NamedTuple):
-    """What a broker has before its state is open."""
+    """The parts of a broker that are there before its state is open."""
 
     host: Host
     controls: _Controls
@@ -452,8 +452,8 @@ def _listen(listeners: Listeners, settings: BrokerSettings, keyring: Keyring | N
     """Open the native socket, then the other listeners."""
     listeners.open(NATIVE, [endpoints.native_endpoint(settings.state)])
     for name, text in settings.listen:
-        places, section = endpoints.split_endpoints(text), settings.tables.get(name)
-        listeners.open(name, places, keyring, secure=settings.secure, section=section)
+        found, section = endpoints.split_endpoints(text), settings.tables.get(name)
+        listeners.open(name, found, keyring, secure=settings.secure, section=section)
 
 
 class _Controls:

@@ -373,11 +373,11 @@ def _blobs_named(rows: Sequence[IndexRow]) -> Iterator[tuple[str, bytes]]:
 
 def _batches(rows: list[IndexRow]) -> Iterator[list[IndexRow]]:
     start = size = 0
-    for place, row in enumerate(rows, 1):
+    for count, row in enumerate(rows, 1):
         size += len(row.content)
-        if place - start == ROWS_PER_TRANSACTION or size > SYNC_BYTES:
-            yield rows[start:place]
-            start, size = place, 0
+        if count - start == ROWS_PER_TRANSACTION or size > SYNC_BYTES:
+            yield rows[start:count]
+            start, size = count, 0
     if start < len(rows):
         yield rows[start:]
 

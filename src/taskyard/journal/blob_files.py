@@ -396,8 +396,8 @@ class BlobFiles(BlobStore):
                     if is_name(path.name):
                         yield from _found(path.name, path)
         streams = self.directory / STREAMS_FOLDER
-        for place, _, names in os.walk(streams):
-            for path in (Path(place, name) for name in sorted(names)):
+        for parent, _, names in os.walk(streams):
+            for path in (Path(parent, name) for name in sorted(names)):
                 text = "".join(path.relative_to(streams).parts).removesuffix(_STREAM_SUFFIX)
                 with contextlib.suppress(ValueError):  # not a stream
                     yield from _found(StreamKey.decode(unquote_to_bytes(text)), path)

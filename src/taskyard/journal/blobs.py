@@ -40,7 +40,7 @@ HASHED_BYTES: Final = 1 << 20
 
 
 class BytesDiffer(Exception):
-    """A stream has other bytes at the same place."""
+    """A stream has other bytes at the same offset."""
 
 
 class StreamKey(NamedTuple):

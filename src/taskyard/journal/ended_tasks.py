@@ -65,8 +65,8 @@ class NameFilter:
 
     def add(self, names: Iterable[bytes]) -> None:
         bits, mask, count = self._bits, self._mask, 0
-        for place in map(hash, names):
-            bits[place & mask] |= 1 << (place >> 61 & 7)
+        for hashed in map(hash, names):
+            bits[hashed & mask] |= 1 << (hashed >> 61 & 7)
             count += 1
         self.count += count
 
@@ -75,9 +75,9 @@ class NameFilter:
         bits, mask = self._bits, self._mask
         return [
             name
-            for name, place in zip(names, map(hash, names), strict=True)
+            for name, hashed in zip(names, map(hash, names), strict=True)
             # Most bytes are zero, so test that first.
-            if (byte := bits[place & mask]) and byte >> (place >> 61 & 7) & 1
+            if (byte := bits[hashed & mask]) and byte >> (hashed >> 61 & 7) & 1
         ]
 
 

@@ -179,8 +179,8 @@ def _shared(number: int, sequence: int, record: AnyRecord) -> Values:
 
 def _terms_of(submission: Submission) -> list[Terms]:
     """Return the terms of each task, or the terms that all share."""
-    places = submission.terms_at
-    return submission.terms[:1] if places is None else [submission.terms[place] for place in places]
+    indexes = submission.terms_at
+    return submission.terms[:1] if indexes is None else [submission.terms[at] for at in indexes]
 
 
 def _of_terms(terms: list[Terms], *names: str) -> Values:
@@ -398,5 +398,5 @@ def _write_edges(
     tasks = [name for name, after in zip(names, column, strict=True) for _ in after]
     if tasks:
         after = [one for names in column for one in names]
-        place: Values = {"sequence": shared["sequence"], "record": shared["record"]}
-        edges.add(len(tasks), {**place, "task": tasks, "after": after})
+        keys: Values = {"sequence": shared["sequence"], "record": shared["record"]}
+        edges.add(len(tasks), {**keys, "task": tasks, "after": after})

@@ -322,7 +322,7 @@ def causes_in(record: Cancelled) -> list[bytes]:
     The name of the cancelled task that it depended on, or b"" if the request named the task itself.
     """
     asked = len(record.names) - len(record.causes)
-    return [*[b""] * asked, *(record.names[place] for place in record.causes)]
+    return [*[b""] * asked, *(record.names[at] for at in record.causes)]
 
 
 def outputs_in(record: Progressed) -> list[tuple[bytes, int, Content, Content]]:

@@ -280,26 +280,26 @@ class RowFile(BlockReader):
             yield block
 
     def placed_blocks(self, table: str) -> Iterator[tuple[int, Block]]:
-        """Like `blocks`, with the place of each block in the file."""
+        """Like `blocks`, with the offset of each block in the file."""
         blocks = rows = 0
-        for place, number in self._places():
+        for offset, number in self._block_offsets():
             if number == _NUMBERS[table]:
-                block = self.block(place, table)
+                block = self.block(offset, table)
                 rows += block.rows
-                yield place, block
+                yield offset, block
             blocks += 1
         if (blocks, rows) != (self.trailer.blocks, getattr(self.trailer, table)):
             raise self._damaged(f"it has {rows} {table} in {blocks} blocks")
 
-    def block(self, place: int, table: str) -> Block:
-        """Read one block of a table, by its place."""
-        _, body = self._block(place)
+    def block(self, offset: int, table: str) -> Block:
+        """Read one block of a table, by its offset."""
+        _, body = self._block(offset)
         try:
             block = _decode(zlib.decompress(body))
         except (zlib.error, msgspec.MsgspecError) as error:
-            raise self._damaged(f"the block at byte {place}: {error}") from error
+            raise self._damaged(f"the block at byte {offset}: {error}") from error
         if len(block.columns) != len(TABLES[table]) or not block.check():
-            raise self._damaged(f"the block at byte {place} has incomplete columns")
+            raise self._damaged(f"the block at byte {offset} has incomplete columns")
         return block
 
     def check_rows(self, first: int, last: int) -> None:

@@ -143,8 +143,8 @@ def select_rows(connection: sqlite3.Connection, which: str, *values: int) -> Ite
             newest = columns[0]
             yield _row(*columns)
     except DiskErrors as error:
-        place = f"the row after row {newest}" if newest else "its first row"
-        raise read_error(error, place) from error
+        what = f"the row after row {newest}" if newest else "its first row"
+        raise read_error(error, what) from error
 
 
 def _row(sequence: object, first: object, last: object, chain: object, body: object) -> Row:
@@ -161,7 +161,7 @@ def _row(sequence: object, first: object, last: object, chain: object, body: obj
     return Row(sequence, first, last, chain, body)
 
 
-def read_error(error: Exception, place: str, lost: str = "its content is lost") -> StateError:
+def read_error(error: Exception, what: str, lost: str = "its content is lost") -> StateError:
     """Convert an error while reading to a failure of the disk or to damage."""
     if isinstance(error, IsADirectoryError):
         return JournalDamaged(
@@ -169,8 +169,8 @@ def read_error(error: Exception, place: str, lost: str = "its content is lost") 
             "the file's content is lost: restore it from a backup",
         )
     if isinstance(error, OSError) or _code(error) in _FAILURES:
-        return JournalFailed(f"journal: can't read {place}: {error} ({_advice(error)})")
-    return JournalDamaged(f"{place} can't be read ({' '.join(str(error).split())})", lost)
+        return JournalFailed(f"journal: can't read {what}: {error} ({_advice(error)})")
+    return JournalDamaged(f"{what} can't be read ({' '.join(str(error).split())})", lost)
 
 
 def write_error(error: Exception, what: str, path: Path) -> JournalFailed:

@@ -6,7 +6,7 @@ sequence:
     header     the file's type, the format version, and a sealed head: the row and its chain, the
                journal's identity
     blocks     of MessagePack
-    trailer    the place of the last block, the number of blocks
+    trailer    the offset of the last block, the number of blocks
 
 A block holds a chunk of tasks, a chunk of edges between them, or, at the end, all other state.
 So a snapshot is read and written in bounded memory.
@@ -137,7 +137,7 @@ class SnapshotReader(BlockReader):
     def _bodies(self, wanted: int) -> Iterator[bytes]:
         """Yield the blocks of a kind. All others are verified, too."""
         count = last = 0
-        for last, _ in self._places():
+        for last, _ in self._block_offsets():
             kind, body = self._block(last)
             if kind == wanted:
                 yield body
@@ -175,7 +175,7 @@ class SnapshotWriter:
             raise ValueError(
                 f"the ledger is at record {rest.record}, the row ends at {self._head.record}"
             )
-        last = self._blocks.place
+        last = self._blocks.offset
         self._blocks.add(REST, _encode(rest))
         return _TRAILER.pack(last, self._blocks.blocks)
 
@@ -240,19 +240,19 @@ def remove(directory: Path, sequence: int) -> None:
     path_of(directory, sequence).unlink(missing_ok=True)
 
 
-def _bytes_of(places: "array[int]") -> bytes:
+def _bytes_of(indexes: "array[int]") -> bytes:
     if byteorder == "big":
-        places = places[:]
-        places.byteswap()
-    return places.tobytes()
+        indexes = indexes[:]
+        indexes.byteswap()
+    return indexes.tobytes()
 
 
 def _edges(before: bytes, after: bytes) -> Edges:
     edges = Edges()
-    for places, content in ((edges.before, before), (edges.after, after)):
-        places.frombytes(content)
+    for indexes, content in ((edges.before, before), (edges.after, after)):
+        indexes.frombytes(content)
         if byteorder == "big":
-            places.byteswap()
+            indexes.byteswap()
     return edges
 
 

@@ -132,11 +132,11 @@ def _check_header(path: Path) -> None:
         )
 
 
-def _fetch(connection: sqlite3.Connection, query: str, place: str) -> list[tuple[object, ...]]:
+def _fetch(connection: sqlite3.Connection, query: str, what: str) -> list[tuple[object, ...]]:
     try:
         return connection.execute(query).fetchall()
     except DiskErrors as error:
-        raise schema.read_error(error, place) from error
+        raise schema.read_error(error, what) from error
 
 
 def _meta(connection: sqlite3.Connection, key: str) -> bytes:

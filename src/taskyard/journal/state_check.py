@@ -100,9 +100,9 @@ def check(directory: Path, *, deep: bool = False, live: bool = False) -> StateRe
     """
     findings = StateReport(deep=deep)
     try:
-        with state_store.in_sqlite(directory) as place:
-            is_live = live and place == directory
-            _check(place, schema.connect_reader if is_live else connect_readonly, findings)
+        with state_store.in_sqlite(directory) as readable:
+            is_live = live and readable == directory
+            _check(readable, schema.connect_reader if is_live else connect_readonly, findings)
     except JournalDamaged as error:
         findings.note(error)
     return findings

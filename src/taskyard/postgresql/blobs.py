@@ -105,8 +105,8 @@ _PAGE: Final = (
     "ORDER BY name LIMIT %(count)s"
 )
 
-_NOTE_PLACE: Final = leader.HELD + (  # noqa: S608  # no input
-    " INSERT INTO taskyard.meta SELECT 'files', %(place)b FROM held "
+_NOTE_LOCATION: Final = leader.HELD + (  # noqa: S608  # no input
+    " INSERT INTO taskyard.meta SELECT 'files', %(location)b FROM held "
     "ON CONFLICT (key) DO UPDATE SET value = excluded.value"
 )
 
@@ -338,28 +338,28 @@ def _row(blob: BlobId) -> tuple[str, bytes]:
     return STREAM if isinstance(blob, StreamKey) else SEALED, blob.encode()
 
 
-def known_place(connection: Connection) -> str:
+def known_location(connection: Connection) -> str:
     """Return `DATABASE` or `DIRECTORY`, as a broker noted it. Empty if it is not known."""
     return database.read_meta(connection, "files").decode()
 
 
-def note_place(connection: Connection, term: Term, directory: Path | None) -> None:
+def note_location(connection: Connection, term: Term, directory: Path | None) -> None:
     """Note where the blobs are: in a directory, or in the database."""
-    place = DATABASE if directory is None else DIRECTORY
-    connection.execute(_NOTE_PLACE, {**term._asdict(), "place": place.encode()})
+    location = DATABASE if directory is None else DIRECTORY
+    connection.execute(_NOTE_LOCATION, {**term._asdict(), "location": location.encode()})
 
 
 def _split(parts: Iterable[Part]) -> Iterator[Part]:
     """Yield parts of at most `PART_BYTES`."""
     for name, start, content in parts:
-        for place in range(0, len(content), PART_BYTES):
-            yield Part(name, start + place, content[place : place + PART_BYTES])
+        for at in range(0, len(content), PART_BYTES):
+            yield Part(name, start + at, content[at : at + PART_BYTES])
 
 
 def open_blobs(url: str, directory: Path | None, term: Term) -> Blobs | None:
     """Open the tables for a broker that leads. Return None if blobs are in a directory."""
     with database.open_database(url) as connection:
-        note_place(connection, term, directory)
+        note_location(connection, term, directory)
     return Blobs(url, term) if directory is None else None
 
 
@@ -369,15 +369,15 @@ def open_beside(url: str) -> BlobRows | None:
     Return None if blobs are in a directory.
     """
     with database.open_store(url) as connection:
-        if known_place(connection) != DATABASE:
+        if known_location(connection) != DATABASE:
             return None
         seen = leader.read(connection)
     return BlobRows(Blobs(url, Term(seen.epoch, seen.holder)))
 
 
-def check_place(connection: Connection, state: Path, directory: Path | None) -> None:
+def check_location(connection: Connection, state: Path, directory: Path | None) -> None:
     """Refuse a directory of blobs, or none, where the store has them elsewhere."""
-    known = known_place(connection)
+    known = known_location(connection)
     if known == DATABASE and directory is not None:
         raise UnusableStore("blobs of the store are in the database (unset blobs.directory)")
     link = state / FOLDER

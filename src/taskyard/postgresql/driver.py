@@ -166,7 +166,7 @@ def _prepare(settings: StoreSettings) -> None:
     state, directory = settings.state, settings.blobs_directory
     _check_state(state)
     with database.open_store(settings.store) as connection:
-        blobs.check_place(connection, state, directory)
+        blobs.check_location(connection, state, directory)
     if directory is not None:
         link_directory(state / FOLDER, directory.absolute())
 

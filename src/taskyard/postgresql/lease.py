@@ -67,7 +67,7 @@ class Lease:
         self.standbys = StandbyWatch(lease_ns)
         self.handover = Handover(self)
         #: Where this broker listens, to be written with the next exchange.
-        self._place: tuple[str, list[str]] | None = None
+        self._address: tuple[str, list[str]] | None = None
         #: The connection for everything but renewals. None until it is connected.
         self._exchanging: Connection | None = None
         #: When the last renewal that took effect was sent.
@@ -128,7 +128,7 @@ class Lease:
 
     def show(self, host: str, endpoints: list[str]) -> None:
         """Let standbys know where this broker listens, with the next exchange."""
-        self._place = (host, endpoints)
+        self._address = (host, endpoints)
 
     def close(self) -> None:
         """End the term, so that the next broker need not wait. A second call does nothing."""
@@ -215,9 +215,9 @@ class Lease:
 
     def _exchange(self, connection: Connection) -> None:
         """Read the rows of standbys, and write where this broker listens."""
-        if self._place is not None:
-            leader.show(connection, self.term, *self._place)
-            self._place = None
+        if self._address is not None:
+            leader.show(connection, self.term, *self._address)
+            self._address = None
         self.standbys.refresh(connection, boottime_ns())
         self.on_renewed(connection)
 

@@ -72,7 +72,7 @@ def to_database(state: Path, url: str, directory: Path | None) -> Head:
             try:
                 if not is_copied:
                     _fill(connection, state, source, term)
-                    blobs.note_place(connection, term, directory)
+                    blobs.note_location(connection, term, directory)
                     keys.adopt(connection, state / DIRECTORY_NAME)
                     if directory is None:
                         _copy_blobs(BlobFiles(own), BlobRows(BlobTables(connection, term)))
@@ -100,7 +100,7 @@ def to_directory(url: str, state: Path, directory: Path | None) -> Head:
         with _held(url) as (connection, term):
             if not _is_back(connection, state):
                 _check_outbox(connection, url)
-                blobs.check_place(connection, state, directory)
+                blobs.check_location(connection, state, directory)
                 identity, _ = database.read_anchor(connection)
                 _fetch(connection, url, state)
                 if directory is None:

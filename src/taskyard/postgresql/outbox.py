@@ -193,7 +193,7 @@ _JOIN_SECONDS: Final = 0.5
 RENEW_SECONDS: Final = 600
 
 #: Counting rows takes at most this part of the time, however many there are.
-_COUNT_SHARE: Final = 20
+_COUNT_PART: Final = 20
 
 #: For administrators, in `pg_stat_activity`.
 _NAME: Final = "SET application_name = 'taskyard outbox'"
@@ -298,7 +298,7 @@ class OutboxFeed:
             self._renew_at = started + RENEW_SECONDS
             _renew(connection, channel)
         ended = time.monotonic()
-        self._count_at = ended + max(POLL_SECONDS / 2, _COUNT_SHARE * (ended - started))
+        self._count_at = ended + max(POLL_SECONDS / 2, _COUNT_PART * (ended - started))
 
     def _consume(
         self, connection: Connection, channel: BlockingChannel, rows: Sequence[OutboxRow]

@@ -73,7 +73,7 @@ class Polled(NamedTuple):
 
     leader: LeaderRow
     #: The host of the leader, and where it listens.
-    place: tuple[str, tuple[str, ...]]
+    address: tuple[str, tuple[str, ...]]
     #: The next rows, verified. There may be more.
     rows: list[Row]
 
@@ -136,13 +136,13 @@ class Follower(WitnessedRows):
         """
         values = {"after": self._head.sequence, "count": READ_ROWS_MAX}
         found = self._execute(_POLL, values)
-        host, places, written, sealed, own = found[0][4:9]
+        host, endpoints, written, sealed, own = found[0][4:9]
         self._check_store(written, sealed)
         self._check_head(own)
         rows = [Row(*columns[9:]) for columns in found if columns[9] is not None]
         for row in chain.verify(rows, self._head):
             self._head = row.head
-        return Polled(LeaderRow(*found[0][:4]), (host, tuple(places)), rows)
+        return Polled(LeaderRow(*found[0][:4]), (host, tuple(endpoints)), rows)
 
     def take(self, seen: LeaderRow, lease_ns: int) -> Term | None:
         """Begin a new term. Return None if the row is no longer as it was seen.
@@ -448,9 +448,9 @@ class Standby:
             self._announce(f"standby: following epoch {seen.epoch} at row {row}")
         if now_ns - self._reported_ns >= seen.lease_ns // _REPORTS_PER_LEASE:
             self._reported_ns = now_ns
-            places = [place for _, place in self._settings.listen]
-            self._follower.report(gethostname(), places, now_ns - self._caught_up_ns)
-        file = broker_files.Standby(seen.epoch, *polled.place)
+            endpoints = [endpoint for _, endpoint in self._settings.listen]
+            self._follower.report(gethostname(), endpoints, now_ns - self._caught_up_ns)
+        file = broker_files.Standby(seen.epoch, *polled.address)
         if file != self._file:
             self._file = file
             broker_files.write_standby(self._settings.state, file)
