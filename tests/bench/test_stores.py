@@ -11,9 +11,9 @@ from click.testing import CliRunner
 from bench.broker import stores
 from bench.broker.host import STORE_VARIABLE
 from bench.cli import main
-from taskyard.journal.postgres import database
-from taskyard.journal.postgres.lease import Lease
-from taskyard.journal.postgres.store import PostgresStore
+from taskyard.postgresql import database
+from taskyard.postgresql.lease import Lease
+from taskyard.postgresql.store import PostgresStore
 from tests.kit.postgres import Cluster
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from taskyard.broker.archive import ENDING, EndedTasks
 from taskyard.broker.compaction import CompactionLimits, Compactor
-from taskyard.broker.environment import CommitObserver
-from taskyard.broker.turn import Broker
+from taskyard.broker.turn import Broker, CommitObserver
 from taskyard.core.blobs import Content, text_of
 from taskyard.core.effects import Accepted, Assign, Effect, Settled, TaskDetails
 from taskyard.core.events import (
@@ -25,6 +23,7 @@ from taskyard.core.scheduler import Scheduler
 from taskyard.core.timer_heap import TimerHeap
 from taskyard.journal import recovery
 from taskyard.journal.archive import Archive
+from taskyard.journal.ended_tasks import ENDING, EndedTasks
 from taskyard.journal.sqlite import SqliteStore
 
 if TYPE_CHECKING:

@@ -10,13 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskyard.broker import archive
-from taskyard.broker.archive import NameFilter
 from taskyard.core.effects import Accepted, Refused
 from taskyard.core.events import CancelRequested, DuplicatePolicy, Scope, SubmitRequested
 from taskyard.core.model import Submission
 from taskyard.core.states import TaskState
-from taskyard.journal import compaction
+from taskyard.journal import compaction, ended_tasks
+from taskyard.journal.ended_tasks import NameFilter
 from tests.broker.compaction_kit import Harness
 
 if TYPE_CHECKING:
@@ -98,7 +97,7 @@ def test_tasks_that_ended_before_the_start_are_archived_too(tmp_path: Path) -> N
 
 
 def test_steps_are_bounded(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive, "NAMES_PER_STEP", 10)
+    monkeypatch.setattr(ended_tasks, "NAMES_PER_STEP", 10)
     harness.do(*[b"%d" % number for number in range(25)])
     for number in range(25, 45):
         harness.do(b"%d" % number)
@@ -162,7 +161,7 @@ def test_filter_contains_tasks_archived_after_it_was_built(harness: Harness) -> 
 
 
 def test_full_filter_is_rebuilt(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive, "NameFilter", partial(NameFilter, capacity_min=4))
+    monkeypatch.setattr(ended_tasks, "NameFilter", partial(NameFilter, capacity_min=4))
     all_steps(harness.archive.fill_filter())
     names = [b"%d" % number for number in range(9)]
     harness.do(*names)

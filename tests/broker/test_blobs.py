@@ -12,8 +12,8 @@ import pytest
 
 from taskyard.broker.blob_retention import SCAN_NS, BlobRetention
 from taskyard.broker.blobs import BlobLimits, BrokerBlobs
+from taskyard.broker.contents import MISSING_RETRY_NS
 from taskyard.broker.turn import Broker
-from taskyard.broker.whole_bytes import MISSING_RETRY_NS
 from taskyard.core.effects import Accepted, Part, Refused, ReportAck
 from taskyard.core.events import (
     CancelRequested,

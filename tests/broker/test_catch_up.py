@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from taskyard.broker.environment import CATCH_UP_NS, CatchUp
-from taskyard.broker.turn import Broker
+from taskyard.broker.turn import CATCH_UP_NS, Broker, CatchUp
 from taskyard.core.events import WorkerHeartbeat, WorkerRegistered
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import WorkerFacts

@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING, cast
 import psycopg
 import pytest
 
-from taskyard.broker import database as broker_database
-from taskyard.broker.broker_settings import BrokerSettings
-from taskyard.broker.database import open_database
-from taskyard.broker.standby import WarmState
+from taskyard.broker.server import BrokerSettings
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import LeaderLost, StateError, UnusableStore, UserError
 from taskyard.journal.chain import Head
 from taskyard.journal.lock import StateLock
-from taskyard.journal.postgres.leader import Term
+from taskyard.postgresql import driver as broker_database
+from taskyard.postgresql.driver import open_database
+from taskyard.postgresql.leader import Term
+from taskyard.postgresql.standby import WarmState
 from tests.kit.postgres import Proxy
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from taskyard.broker.archive import EndedTasks
-    from taskyard.journal.postgres.lease import Lease
+    from taskyard.journal.ended_tasks import EndedTasks
+    from taskyard.postgresql.lease import Lease
     from tests.kit.postgres import Cluster
 
 

@@ -8,14 +8,11 @@ from unittest.mock import patch
 
 import pytest
 
-from taskyard.broker.database_files import check_place
 from taskyard.core.output import OutputChunk, Stream
 from taskyard.errors import LeaderLost, UnusableStore
 from taskyard.journal.blobs import StreamKey, name_of
-from taskyard.journal.postgres import database, leader
-from taskyard.journal.postgres.blobs import (
-    DATABASE,
-    DIRECTORY,
+from taskyard.postgresql import database, leader
+from taskyard.postgresql.blobs import (
     FILE,
     PART_BYTES,
     SEALED,
@@ -23,7 +20,8 @@ from taskyard.journal.postgres.blobs import (
     BlobRows,
     Blobs,
     Part,
-    note_place,
+    check_location,
+    note_location,
 )
 from tests.kit.postgres import Proxy, terminate_backends, warn_after_each
 
@@ -101,7 +99,7 @@ def test_long_chunk_is_split(blobs: Blobs) -> None:
 
 
 def test_pages_of_a_walk_cover_everything(blobs: Blobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("taskyard.journal.postgres.blobs.PAGE_ROWS", 3)
+    monkeypatch.setattr("taskyard.postgresql.blobs.PAGE_ROWS", 3)
     names = [b"%d" % number for number in range(10)]
     blobs.append([Part(name, 0, b"x") for name in names], 1)
     assert [name for name, _, _ in blobs.walk(STREAM)] == names
@@ -190,17 +188,17 @@ def test_place_of_the_files_does_not_change_unnoticed(url: str, tmp_path: Path) 
     with database.connect(url) as connection:
         term = leader.acquire(connection, 0)
         for files in (tmp_path, None):
-            check_place(url, tmp_path, files)
-        note_place(connection, term, DIRECTORY)
-        check_place(url, tmp_path, tmp_path)
+            check_location(connection, tmp_path, files)
+        note_location(connection, term, tmp_path)
+        check_location(connection, tmp_path, tmp_path)
         with pytest.raises(UnusableStore, match=r"set blobs\.directory"):
-            check_place(url, tmp_path, None)
+            check_location(connection, tmp_path, None)
         database.clear(connection)
-        note_place(connection, term, DATABASE)
-        check_place(url, tmp_path, None)
+        note_location(connection, term, None)
+        check_location(connection, tmp_path, None)
         with pytest.raises(UnusableStore, match="in the database"):
-            check_place(url, tmp_path, tmp_path)
+            check_location(connection, tmp_path, tmp_path)
         database.clear(connection)
         (tmp_path / "blobs").symlink_to(tmp_path)
         with pytest.raises(UnusableStore, match=str(tmp_path)):
-            check_place(url, tmp_path, None)
+            check_location(connection, tmp_path, None)

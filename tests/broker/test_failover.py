@@ -2,9 +2,8 @@
 
 from typing import Any, cast
 
-from taskyard.broker.failover import Handover
-from taskyard.journal.postgres.leader import Term
-from taskyard.journal.postgres.standbys import SeenStandby, StandbyRow
+from taskyard.postgresql.leader import SeenStandby, StandbyRow, Term
+from taskyard.postgresql.lease import Handover
 
 
 class FakeLease:

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskyard.broker.database import keyring_of
-from taskyard.broker.key_store import KeyCopy, StoreKeyring
 from taskyard.errors import UnknownName, UnusableKey, UnusableState, UnusableStore
-from taskyard.journal.postgres import database, key_table
 from taskyard.net.keyring import Keyring
+from taskyard.postgresql import database, keys
+from taskyard.postgresql.driver import keyring_of
+from taskyard.postgresql.keys import KeyCopy, StoreKeyring
 from taskyard.wire.roles import Role
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from taskyard.journal.postgres.database import Connection
     from taskyard.net.keys import PeerKey
+    from taskyard.postgresql.database import Connection
     from tests.kit.postgres import Cluster
 
 
@@ -74,7 +74,7 @@ def test_broker_copies_changes(
     assert found is not None
     assert (found.name, found.roles) == ("one", (Role.WORKER,))
     with monkeypatch.context() as patch:
-        patch.setattr(key_table, "read", None)
+        patch.setattr(keys, "read", None)
         copy.poll(connection)  # nothing has changed
     StoreKeyring(tmp_path / "admin", url).revoke("one")
     copy.poll(connection)
@@ -99,7 +99,7 @@ def test_revoked_key_is_refused_on_a_full_disk(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
-        patch.setattr(key_table, "replace_private", fail)
+        patch.setattr(keys, "replace_private", fail)
         copy.poll(connection)
     assert "No space left on device" in caplog.text
     assert keyring.find(one) is None
@@ -124,7 +124,6 @@ def test_keys_from_before_the_store_are_kept(url: str, tmp_path: Path) -> None:
 
 
 def test_store_that_can_not_be_used_is_refused(cluster: Cluster, url: str, tmp_path: Path) -> None:
-    assert type(keyring_of(tmp_path, "")) is Keyring
     with pytest.raises(UnusableStore, match="store init"):
         keyring_of(tmp_path, cluster.database(with_store=False))
     with pytest.raises(UnusableStore, match="connection to server"):

@@ -4,8 +4,8 @@ import socket
 import time
 from pathlib import Path
 
-from taskyard.broker.outbox_feed import OutboxFeed
-from taskyard.journal.postgres.leader import Term
+from taskyard.postgresql.leader import Term
+from taskyard.postgresql.outbox import OutboxFeed
 
 CONNECT_SECONDS = 100
 

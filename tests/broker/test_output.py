@@ -13,8 +13,7 @@ import pytest
 from taskyard.broker import results, rows
 from taskyard.broker.blob_retention import SCAN_NS, BlobRetention
 from taskyard.broker.blobs import BlobLimits, BrokerBlobs
-from taskyard.broker.environment import CHECK_BYTES
-from taskyard.broker.turn import Broker
+from taskyard.broker.turn import CHECK_BYTES, Broker
 from taskyard.core.blobs import Blob, Content
 from taskyard.core.effects import OutputWritten, Part, Refused, Settled
 from taskyard.core.events import (

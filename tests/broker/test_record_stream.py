@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from taskyard.broker import record_stream, rows
+from taskyard.broker import rows
 from taskyard.broker.completer import Completer
 from taskyard.broker.turn import Broker
 from taskyard.core.blobs import Content
@@ -253,7 +253,7 @@ def test_cursor_of_another_journal_is_refused(
 def test_answer_is_bounded_by_the_tasks_in_it(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(record_stream, "NAMES_MAX", 2)
+    monkeypatch.setattr(rows, "NAMES_MAX", 2)
     whole = harness.journal()
     (answer,) = harness.turn(harness.follow(0))
     assert (len(whole), answer.records, answer.cursor) == (3, whole[:2], 2)
@@ -271,7 +271,7 @@ def test_answer_is_bounded_by_the_reasons_in_it(
     head = harness.store.head.record
     for name in (b"a/a1", b"a/a2"):
         harness.turn(TasksReported(0, b"w", [name], None, [Outcome.FAILED_FINAL], [b"oh dear"]))
-    monkeypatch.setattr(record_stream, "REASON_BYTES_MAX", 10)
+    monkeypatch.setattr(rows, "REASON_BYTES_MAX", 10)
     (answer,) = harness.turn(harness.follow(head))
     assert numbers(answer) == [head + 1]
 
@@ -291,8 +291,8 @@ def test_turn_is_bounded_and_the_rest_follows_at_once(
 ) -> None:
     monkeypatch.setattr(rows, "READ_COST", 0)
     monkeypatch.setattr(rows, "READ_BYTE_COST", 0)
-    monkeypatch.setattr(record_stream, "NAME_COST", 0)
-    monkeypatch.setattr(rows, "TURN_COST_MAX", 2 * record_stream.RECORD_COST)
+    monkeypatch.setattr(rows, "NAME_COST", 0)
+    monkeypatch.setattr(rows, "TURN_COST_MAX", 2 * rows.RECORD_COST)
     asked = [harness.follow(0) for _ in range(3)]
     replies = harness.turn(*asked)
     assert [(one.request, len(one.records)) for one in replies] == [(asked[0].request, 2)]
@@ -317,7 +317,7 @@ def test_bytes_that_a_turn_reads_are_bounded(
 
 
 def test_crowd_that_waits_is_bounded(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_stream, "WAITING_MAX", 2)
+    monkeypatch.setattr(rows, "WAITING_MAX", 2)
     asked = [harness.follow(None) for _ in range(3)]
     (answer,) = harness.turn(*asked)
     assert (answer.request, answer.records) == (asked[0].request, [])
@@ -328,7 +328,7 @@ def test_crowd_that_waits_is_bounded(harness: Harness, monkeypatch: pytest.Monke
 def test_cache_is_dropped_without_followers(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(record_stream, "ROWS_FOLLOWED", 3)
+    monkeypatch.setattr(rows, "ROWS_FOLLOWED", 3)
     monkeypatch.setattr(rows, "ROWS_KEPT", 2)
     completer = Completer(harness.store, harness.broker.scheduler.ledger)
 

@@ -8,8 +8,7 @@ import pytest
 from msgspec import structs
 
 from taskyard.broker import server
-from taskyard.broker.broker_settings import BrokerSettings
-from taskyard.broker.server import SettingsReloader, serve
+from taskyard.broker.server import BrokerSettings, SettingsReloader, serve
 from taskyard.errors import LeaderLost
 from taskyard.settings.loader import load
 from tests.settings.kit import written

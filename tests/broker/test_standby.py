@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskyard.broker import standby as standby_module
-from taskyard.broker.broker_settings import BrokerSettings
-from taskyard.broker.standby import Replica, Standby
+from taskyard.broker.server import BrokerSettings
 from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.errors import JournalDamaged, JournalFailed, UnknownFormat, UnusableStore
 from taskyard.journal import recovery, witness
-from taskyard.journal.postgres import database
-from taskyard.journal.postgres.leader import Term
-from taskyard.journal.postgres.lease import Lease
-from taskyard.journal.postgres.store import PostgresStore
 from taskyard.journal.store import LEASE_NS, MemoryStore
+from taskyard.postgresql import database
+from taskyard.postgresql import standby as standby_module
+from taskyard.postgresql.leader import Term
+from taskyard.postgresql.lease import Lease
+from taskyard.postgresql.standby import Replica, Standby
+from taskyard.postgresql.store import PostgresStore
 from tests.journal.scenarios import rich_store
 from tests.journal.test_exports import Machine
 from tests.kit.postgres import Cluster, Proxy

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskyard.broker import compaction as broker_compaction
-from taskyard.broker.broker_settings import BrokerSettings
 from taskyard.broker.compaction import CompactionLimits, Compactor
-from taskyard.broker.database import open_database
-from taskyard.broker.standby import Replica, Standby
+from taskyard.broker.server import BrokerSettings
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import JournalDamaged
 from taskyard.journal import archive, compaction, history
 from taskyard.journal.compaction import DatabaseTerm, no_progress
 from taskyard.journal.compaction_process import CompactionReport
 from taskyard.journal.lock import StateLock
-from taskyard.journal.postgres import blobs, exports
-from taskyard.journal.postgres import leader as leader_row
-from taskyard.journal.postgres.store import PostgresStore
 from taskyard.net.protocols import SystemClock
+from taskyard.postgresql import blobs, exports
+from taskyard.postgresql import leader as leader_row
+from taskyard.postgresql.driver import open_database
+from taskyard.postgresql.standby import Replica, Standby
+from taskyard.postgresql.store import PostgresStore
 from tests.broker.test_standby import check, leader, replica_of, story, url
 from tests.journal.test_exports import Machine
 from tests.kit.postgres import Cluster, Proxy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from taskyard.broker import connections, requests
+from taskyard.broker import requests, transport
 from taskyard.core.effects import Assign, CommandAck
 from taskyard.core.events import (
     AssignmentUnsent,
@@ -84,7 +84,7 @@ def test_connections_of_assigned_ids_are_not_compared() -> None:
 
 
 def test_number_of_compared_connections_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "ROUTES_MAX", 2)
+    monkeypatch.setattr(transport, "ROUTES_MAX", 2)
     harness = Harness()
     for route in (b"a", b"b", b"c"):
         harness.deliver(route, 1)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskyard.broker import whole_bytes
+from taskyard.broker import contents
 from taskyard.broker.blob_retention import BlobRetention
 from taskyard.broker.blobs import BlobLimits
 from taskyard.core.blobs import Blob, blob_name
@@ -103,13 +103,13 @@ def test_payload_of_many_tasks_is_stored_and_read_once(
     names = (b"a", b"b", b"c")
     assert submit(yard, LONG, names=names) == Accepted(b"c", 3, 3, 0)
     reads: list[Blob] = []
-    read_whole = whole_bytes.read_whole
+    read_whole = contents.read_whole
 
     def count(store: Any, blob: Blob) -> bytes:
         reads.append(blob)
         return read_whole(store, blob)
 
-    monkeypatch.setattr(whole_bytes, "read_whole", count)
+    monkeypatch.setattr(contents, "read_whole", count)
     given = take(yard, 3)
     assert isinstance(given, Assign)
     assert given.payloads == [LONG] * 3

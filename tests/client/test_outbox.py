@@ -19,13 +19,13 @@ from sqlalchemy.orm import Session
 import taskyard
 from taskyard.client.outbox import Outbox
 from taskyard.errors import UserError
-from taskyard.journal.postgres import database, outbox
+from taskyard.postgresql import database, outbox
 from taskyard.wire import payloads
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from taskyard.journal.postgres.outbox import OutboxRow
+    from taskyard.postgresql.outbox import OutboxRow
     from tests.kit.postgres import Cluster
 
 _Connection = psycopg.Connection[Any]

@@ -53,8 +53,8 @@ def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[
 def _database(
     request: pytest.FixtureRequest, stack: contextlib.ExitStack
 ) -> Iterator[Callable[[], BlobStore]]:
-    from taskyard.journal.postgres import database, leader  # noqa: PLC0415  # an extra
-    from taskyard.journal.postgres.blobs import BlobRows, Blobs  # noqa: PLC0415
+    from taskyard.postgresql import database, leader  # noqa: PLC0415  # an extra
+    from taskyard.postgresql.blobs import BlobRows, Blobs  # noqa: PLC0415
 
     url = request.getfixturevalue("cluster").database()
 

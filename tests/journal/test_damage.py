@@ -14,10 +14,9 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from taskyard.errors import StateError, UnknownFormat
-from taskyard.journal import readonly
+from taskyard.journal import sqlite
 from taskyard.journal.chain import SEALED_BYTES, Row
-from taskyard.journal.sqlite import SqliteStore
-from taskyard.journal.verify import verify_journal
+from taskyard.journal.sqlite import SqliteStore, verify_journal
 from taskyard.journal.witness import SLOT_SPACING_BYTES
 from tests.journal.scenarios import log_end
 
@@ -224,7 +223,7 @@ def test_files_of_another_journal_are_refused(
 
 def is_sound(directory: Path) -> bool:
     try:
-        return not verify_journal(directory, readonly.connect).wrong
+        return not verify_journal(directory, sqlite.connect_readonly).wrong
     except UnknownFormat:
         return False
 

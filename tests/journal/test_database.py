@@ -8,7 +8,7 @@ from taskyard.cli.entry import run as run_command
 from taskyard.cli.entry import taskyard
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import JournalDamaged, UnknownFormat, UnusableStore
-from taskyard.journal.postgres import database
+from taskyard.postgresql import database
 from tests.kit.postgres import Cluster, name_in
 
 #: The lease of a broker that a test waits for.

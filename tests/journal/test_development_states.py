@@ -15,12 +15,12 @@ import pytest
 
 from taskyard.cli.entry import run, taskyard
 from taskyard.errors import UnknownFormat
-from taskyard.journal import history_arrow, readonly, schema, snapshot, witness
+from taskyard.journal import history_arrow, schema, snapshot, sqlite, witness
 from taskyard.journal.archive import Archive, ArchiveWriter
 from taskyard.journal.lock import StateLock
-from taskyard.journal.postgres import database
 from taskyard.journal.row_file import RowFile
 from taskyard.journal.sqlite import SqliteStore
+from taskyard.postgresql import database
 from tests.kit.postgres import Cluster
 
 DEVELOPMENT = Path(__file__).parent / "development"
@@ -46,10 +46,10 @@ COMMANDS = (
 READERS: dict[str, Callable[[Path], object]] = {
     "witness": witness.read,
     "the journal": SqliteStore,
-    "the journal, without writing": readonly.open_reader,
+    "the journal, without writing": sqlite.open_stopped,
     "a snapshot": lambda state: snapshot.read(state, snapshot.sequences(state)[0]),
     "the index": lambda state: covered(Archive(state)),
-    "the index, without writing": lambda state: covered(Archive(state, readonly.connect)),
+    "the index, without writing": lambda state: covered(Archive(state, sqlite.connect_readonly)),
     "the index, to add tasks": lambda state: ArchiveWriter(state, bytes(16)),
     "a row file": lambda state: RowFile(row_files(state)[0]),
     "a row file, as Arrow": lambda state: history_arrow.read_table(row_files(state), "events"),

@@ -10,13 +10,13 @@ from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.errors import JournalDamaged, LeaderLost
 from taskyard.journal import chain, compaction, history, recovery, snapshot
 from taskyard.journal.archive import END, Archive, IndexRow, row_of_output
-from taskyard.journal.postgres import blobs, database, exports, leader
-from taskyard.journal.postgres.blobs import BlobTables
-from taskyard.journal.postgres.database import Connection
-from taskyard.journal.postgres.exports import PublishedIndex
-from taskyard.journal.postgres.leader import Term
-from taskyard.journal.postgres.store import PostgresStore
 from taskyard.journal.store import Head, MemoryStore
+from taskyard.postgresql import blobs, database, exports, leader
+from taskyard.postgresql.blobs import BlobTables
+from taskyard.postgresql.database import Connection
+from taskyard.postgresql.exports import PublishedIndex
+from taskyard.postgresql.leader import Term
+from taskyard.postgresql.store import PostgresStore
 from tests.journal.scenarios import rich_store
 from tests.kit.postgres import Cluster
 

@@ -16,12 +16,11 @@ from pair_demo.postgresql import ROLE
 from soak_kit.proxy import DatabaseProxy
 from taskyard.errors import JournalDamaged, LeaderLost, StateLocked
 from taskyard.journal.lock import StateLock
-from taskyard.journal.postgres import database, last_term, leader, standbys
-from taskyard.journal.postgres import lease as lease_module
-from taskyard.journal.postgres.leader import LeaderRow, Vacancy
-from taskyard.journal.postgres.lease import Lease
-from taskyard.journal.postgres.standbys import SeenStandby, StandbyRow
-from taskyard.journal.postgres.store import PostgresStore
+from taskyard.postgresql import database, leader
+from taskyard.postgresql import lease as lease_module
+from taskyard.postgresql.leader import LeaderRow, SeenStandby, StandbyRow, Vacancy
+from taskyard.postgresql.lease import Lease
+from taskyard.postgresql.store import PostgresStore
 from tests.kit.postgres import Cluster, Proxy
 
 LEASE_NS = 300_000_000
@@ -154,16 +153,16 @@ def abandoned(url: str, state: Path) -> None:
     with database.connect(url) as connection:
         term = leader.take(connection, leader.read(connection), 3600 * 10**9)
     assert term is not None
-    last_term.write(state, term)
+    leader.write_last_term(state, term)
 
 
 def test_next_broker_of_a_state_directory_ends_the_term_of_a_dead_one(
     url: str, state: Path
 ) -> None:
-    assert not last_term.end(state, url)
+    assert not leader.end_last_term(state, url)
     abandoned(url, state)
-    assert last_term.end(state, url)
-    assert not last_term.end(state, url)
+    assert leader.end_last_term(state, url)
+    assert not leader.end_last_term(state, url)
     with Lease(url, LEASE_NS) as lease:
         assert lease.term.epoch == 2
 
@@ -172,7 +171,7 @@ def test_term_of_another_broker_is_not_ended(url: str, state: Path) -> None:
     abandoned(url, state)
     with database.connect(url) as connection:
         assert leader.take(connection, leader.read(connection), LEASE_NS)
-        assert not last_term.end(state, url)
+        assert not leader.end_last_term(state, url)
         assert leader.read(connection).holder
 
 
@@ -182,22 +181,22 @@ def test_only_the_same_lock_proves_that_a_broker_is_dead(
     abandoned(url, state)
     copy = tmp_path_factory.mktemp("copy") / "state"
     shutil.copytree(state, copy)
-    assert not last_term.end(copy, url)
+    assert not leader.end_last_term(copy, url)
     boot = tmp_path_factory.mktemp("boot") / "id"
     for text in ("another\n", None):
         if text:
             boot.write_text(text)
         else:
             boot.unlink()
-        monkeypatch.setattr(last_term, "_BOOT", boot)
-        assert not last_term.end(state, url)
+        monkeypatch.setattr(leader, "_BOOT", boot)
+        assert not leader.end_last_term(state, url)
     monkeypatch.undo()
-    noted = (state / last_term.FILE_NAME).read_bytes()
+    noted = (state / leader.TERM_FILE).read_bytes()
     for damaged in (b"", noted[:-1], b"{}", b"\xff"):
-        (state / last_term.FILE_NAME).write_bytes(damaged)
-        assert not last_term.end(state, url)
-    (state / last_term.FILE_NAME).write_bytes(noted)
-    assert last_term.end(state, url)
+        (state / leader.TERM_FILE).write_bytes(damaged)
+        assert not leader.end_last_term(state, url)
+    (state / leader.TERM_FILE).write_bytes(noted)
+    assert leader.end_last_term(state, url)
 
 
 def test_former_leader_lets_another_take_a_free_row_first() -> None:
@@ -214,23 +213,23 @@ def test_former_leader_lets_another_take_a_free_row_first() -> None:
 
 
 def test_leader_lists_standbys_that_report(url: str) -> None:
-    watch = standbys.StandbyWatch(LEASE_NS)
+    watch = leader.StandbyWatch(LEASE_NS)
     killed, live = (StandbyRow(name, "host", ["tcp://b:1"], 7, 5) for name in ("killed", "live"))
     with database.connect(url) as connection:
         for row in (killed, live):
-            standbys.report(connection, row)
+            leader.report_standby(connection, row)
         watch.refresh(connection, 10)
         assert watch.seen() == []
-        standbys.report(connection, live._replace(sequence=8))
+        leader.report_standby(connection, live._replace(sequence=8))
         watch.refresh(connection, 20)
         watch.refresh(connection, 30)
         expected = live._replace(sequence=8, renewal=1)
         assert watch.seen() == [SeenStandby(expected, 20, is_live=True)]
-        late_ns = standbys.LEASES_KEPT * LEASE_NS + 15
+        late_ns = leader.LEASES_KEPT * LEASE_NS + 15
         watch.refresh(connection, late_ns)
         names = connection.execute("SELECT name FROM taskyard.standbys").fetchall()
         assert names == [("live",)]
-        standbys.remove(connection, "live")
+        leader.remove_standby(connection, "live")
         watch.refresh(connection, late_ns)
         assert watch.seen() == []
 

@@ -14,14 +14,13 @@ from taskyard.journal.blob_files import BlobFiles, StoreTerms
 from taskyard.journal.blobs import BlobStore
 from taskyard.journal.chain import Head, Row
 from taskyard.journal.lock import StateLock
-from taskyard.journal.postgres import database, exports, key_table, move
-from taskyard.journal.postgres.blobs import DATABASE, BlobRows, BlobTables, known_place
-from taskyard.journal.postgres.lease import Lease
-from taskyard.journal.postgres.store import PostgresStore
-from taskyard.journal.reader import JournalReader
-from taskyard.journal.sqlite import SqliteStore
+from taskyard.journal.sqlite import JournalReader, SqliteStore
 from taskyard.journal.store import MemoryStore
 from taskyard.net.keyring import Keyring
+from taskyard.postgresql import database, exports, keys, move
+from taskyard.postgresql.blobs import DATABASE, BlobRows, BlobTables, known_location
+from taskyard.postgresql.lease import Lease
+from taskyard.postgresql.store import PostgresStore
 from taskyard.wire.roles import Role
 from tests.journal.scenarios import rich_story
 from tests.kit.postgres import Cluster
@@ -74,9 +73,9 @@ def in_database(url: str, directory: Path) -> Content:
     with Lease(url) as lease, closing(PostgresStore(url, directory, lease.term)) as store:
         with database.connect(url) as connection:
             exports.run(exports.fetch(connection, directory, store.identity))
-            key_table.copy_to(connection, directory / "keys")
+            keys.copy_to(connection, directory / "keys")
             content = Content(directory, store)
-            if known_place(connection) == DATABASE:
+            if known_location(connection) == DATABASE:
                 assert content.blobs == {}
                 content.blobs = _contents(BlobRows(BlobTables(connection, lease.term)))
         return content
@@ -107,11 +106,11 @@ def own_directory(state: Path, files: Path | None) -> None:
 def to_database(state: Path, url: str, files: Path | None) -> Head:
     if (state / "blobs").exists():
         own_directory(state, files)
-    return move.to_database(state, url, files, state / "keys")
+    return move.to_database(state, url, files)
 
 
 def to_directory(url: str, state: Path, files: Path | None) -> Head:
-    return move.to_directory(url, state, files, state / "keys")
+    return move.to_directory(url, state, files)
 
 
 @pytest.fixture
@@ -172,13 +171,13 @@ def test_state_moves_back_to_its_own_directory_and_again(
         to_directory(url, state, files)
 
 
-@pytest.mark.parametrize("point", ["move._fill", "move._verify", "key_table.adopt"])
+@pytest.mark.parametrize("point", ["move._fill", "move._verify", "keys.adopt"])
 def test_failed_move_changes_nothing(
     state: Path, url: str, files: Path, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     before = in_sqlite(state)
     with monkeypatch.context() as patch:
-        patch.setattr(f"taskyard.journal.postgres.{point}", _kill)
+        patch.setattr(f"taskyard.postgresql.{point}", _kill)
         with pytest.raises(Killed):
             to_database(state, url, files)
     assert in_sqlite(state) == before
@@ -203,7 +202,7 @@ def test_killed_moves_are_continued(
     copied = ["move._copy_blobs"] if files is None else []
     for point in ("exports.fetch", *copied, "database.clear", "move.sqlite.read_verified"):
         with monkeypatch.context() as patch:
-            patch.setattr(f"taskyard.journal.postgres.{point}", _kill)
+            patch.setattr(f"taskyard.postgresql.{point}", _kill)
             with pytest.raises(Killed):
                 to_directory(url, state, files)
         with pytest.raises(UnusableState, match="its journal is in"):
@@ -281,7 +280,7 @@ def test_places_in_use_are_refused(
 def test_blobs_in_the_state_are_not_left_behind(state: Path, url: str, files: Path) -> None:
     before = in_sqlite(state)
     with pytest.raises(UnusableState, match="blobs: not a link to"):
-        move.to_database(state, url, files, state / "keys")
+        move.to_database(state, url, files)
     assert in_sqlite(state) == before
 
 
@@ -289,13 +288,13 @@ def test_blobs_that_are_elsewhere_are_refused(
     tmp_path: Path, state: Path, url: str, files: Path
 ) -> None:
     to_database(state, url, files)
-    with pytest.raises(UnusableStore, match=r"elsewhere \(set blobs.directory"):
+    with pytest.raises(UnusableStore, match=r"in a directory .*\(set blobs.directory"):
         to_directory(url, tmp_path / "back", None)
     to_directory(url, tmp_path / "back", files)
     (tmp_path / "back" / "blobs").unlink()
     files.rename(tmp_path / "back" / "blobs")
     to_database(tmp_path / "back", url, None)
-    with pytest.raises(UnusableStore, match=r"elsewhere \(unset blobs.directory"):
+    with pytest.raises(UnusableStore, match=r"in the database \(unset blobs.directory"):
         to_directory(url, tmp_path / "again", files)
     to_directory(url, tmp_path / "again", None)
     assert (tmp_path / "again" / OUTPUT_PATH).read_bytes() == OUTPUT
@@ -316,13 +315,13 @@ def test_damaged_blob_is_refused(state: Path, url: str) -> None:
 def test_keys_of_other_brokers_are_refused(state: Path, url: str, files: Path) -> None:
     before = in_sqlite(state)
     with database.connect(url) as connection:
-        key_table.put(connection, key_table.OWN_FILE, b"other")
+        keys.put(connection, keys.OWN_FILE, b"other")
         with pytest.raises(UnusableKey, match="has other keys than the store"):
             to_database(state, url, files)
         assert in_sqlite(state) == before
-        key_table.clear(connection)
+        keys.clear(connection)
         to_database(state, url, files)
-        assert key_table.read(connection) == before.keys
+        assert keys.read(connection) == before.keys
         to_directory(url, state, files)
-        assert key_table.read(connection) == {}
+        assert keys.read(connection) == {}
     assert in_sqlite(state) == before

@@ -10,14 +10,14 @@ import pytest
 
 from taskyard.campaign.task_spec import KEYS
 from taskyard.core.limits import NAME_BYTES_MAX, PAYLOAD_BYTES_MAX, PRIORITY_MAX
-from taskyard.journal.postgres import database, leader, outbox, outbox_schema
-from taskyard.journal.postgres.leader import Term
-from taskyard.journal.postgres.outbox import OutboxCounts, OutboxRow, Refused
+from taskyard.postgresql import database, leader, outbox, outbox_schema
+from taskyard.postgresql.leader import Term
+from taskyard.postgresql.outbox import OutboxCounts, OutboxRow, Refused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from taskyard.journal.postgres.database import Connection
+    from taskyard.postgresql.database import Connection
     from tests.kit.postgres import Cluster
 
 

@@ -20,11 +20,11 @@ from taskyard.errors import (
     UnusableStore,
 )
 from taskyard.journal import chain, witness
-from taskyard.journal.postgres import database, leader, session
-from taskyard.journal.postgres import store as module
-from taskyard.journal.postgres.follower import Behind, Follower
-from taskyard.journal.postgres.leader import LeaderRow, Term, Vacancy
-from taskyard.journal.postgres.store import PostgresReader, PostgresStore
+from taskyard.postgresql import database, leader
+from taskyard.postgresql import store as module
+from taskyard.postgresql.leader import LeaderRow, Term, Vacancy
+from taskyard.postgresql.standby import Behind, Follower
+from taskyard.postgresql.store import PostgresReader, PostgresStore
 from tests.kit.postgres import Cluster, Proxy, run, terminate_backends, warn_after_each
 
 STALE_WRITES = 200
@@ -369,7 +369,7 @@ class TestServer:
     def test_stopped_server_breaks_the_store(
         self, own: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(session, "RECONNECT_SECONDS_MAX", 0.2)
+        monkeypatch.setattr(module, "RECONNECT_SECONDS_MAX", 0.2)
         url = own.database()
         with PostgresStore(url, tmp_path, begin_term(url)) as store:
             own.stop()

@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskyard.errors import JournalDamaged, UserError
-from taskyard.journal import readonly, schema
-from taskyard.journal.readonly import open_reader
-from taskyard.journal.sqlite import SqliteStore
-from taskyard.journal.verify import verify_journal
+from taskyard.journal import schema, sqlite
+from taskyard.journal.sqlite import SqliteStore, open_stopped, verify_journal
 from tests.journal.scenarios import cut_fill
 
 if TYPE_CHECKING:
@@ -46,7 +44,7 @@ def killed(tmp_path: Path) -> Path:
 
 def test_rows_of_database_and_log_are_read_and_nothing_is_touched(killed: Path) -> None:
     before = files_of(killed)
-    with open_reader(killed) as store:
+    with open_stopped(killed) as store:
         found = [*store.rows()]
         head, anchor = store.head, store.anchor
         middle = store.row_of(found[50].record_last)
@@ -55,7 +53,7 @@ def test_rows_of_database_and_log_are_read_and_nothing_is_touched(killed: Path) 
     with closing(SqliteStore(killed)) as store:
         assert ([*store.rows()], store.head, store.anchor) == (found, head, anchor)
     assert (len(found), anchor.sequence) == (180, 20)
-    with open_reader(killed) as store:  # its log is checkpointed by now
+    with open_stopped(killed) as store:  # its log is checkpointed by now
         assert [*store.rows()] == found
 
 
@@ -65,8 +63,8 @@ def test_torn_end_of_the_log_is_left_out(killed: Path) -> None:
     log.write_bytes(log.read_bytes()[:-2000])
     (killed / "witness").unlink()
     with pytest.raises(JournalDamaged, match="the witness is missing"):
-        open_reader(killed)
-    verdict = verify_journal(killed, readonly.connect)
+        open_stopped(killed)
+    verdict = verify_journal(killed, sqlite.connect_readonly)
     assert verdict.head is not None
     assert verdict.head.sequence == 199
 
@@ -74,11 +72,11 @@ def test_torn_end_of_the_log_is_left_out(killed: Path) -> None:
 def test_shortened_log_is_refused(killed: Path) -> None:
     (killed / schema.LOG_NAME).write_bytes(b"")
     with pytest.raises(JournalDamaged, match="lost"):
-        open_reader(killed)
+        open_stopped(killed)
 
 
 def test_copy_can_not_be_written(killed: Path) -> None:
-    with closing(readonly.connect(killed / schema.FILE_NAME)) as connection:
+    with closing(sqlite.connect_readonly(killed / schema.FILE_NAME)) as connection:
         with pytest.raises(sqlite3.OperationalError):
             connection.execute("DELETE FROM journal")
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
@@ -87,6 +85,6 @@ def test_copy_can_not_be_written(killed: Path) -> None:
 def test_link_in_place_of_the_database_is_refused(killed: Path, tmp_path: Path) -> None:
     (killed / schema.FILE_NAME).rename(tmp_path / "elsewhere")
     (killed / schema.FILE_NAME).symlink_to(tmp_path / "elsewhere")
-    for open_it in (SqliteStore, open_reader):
+    for open_it in (SqliteStore, open_stopped):
         with pytest.raises(UserError, match=r"journal\.sqlite: a symbolic link"):
             open_it(killed)

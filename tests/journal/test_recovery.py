@@ -207,7 +207,7 @@ class TestDamage:
         with caplog.at_level(logging.WARNING, "taskyard.journal"):
             recovered = recovery.open_ledger(tmp_path, store)
         assert unfinished(ledger_fingerprint(recovered)) == unfinished(yard.portraits[-1])
-        assert "does not match its checksum); trying an older one" in caplog.text
+        assert "does not match its checksum); trying an older snapshot" in caplog.text
 
     def test_damaged_snapshot_is_skipped_with_a_warning_for_all_rows(
         self, yard: WritingYard, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from taskyard.errors import JournalDamaged, JournalFailed, UnknownFormat
-from taskyard.journal import readonly, schema
+from taskyard.journal import schema, sqlite
 from taskyard.journal import sqlite as module
-from taskyard.journal.sqlite import SqliteStore
-from taskyard.journal.verify import JournalReport, verify_journal
+from taskyard.journal.sqlite import JournalReport, SqliteStore, verify_journal
 from tests.journal import scenarios
 
 DATABASE, LOG, WITNESS = "journal.sqlite", "journal.sqlite-wal", "witness"
@@ -54,7 +53,7 @@ def with_torn_tail(directory: Path, copy: Path, written: bytes) -> Path:
 
 
 def check(directory: Path) -> JournalReport:
-    return verify_journal(directory, readonly.connect)
+    return verify_journal(directory, sqlite.connect_readonly)
 
 
 def change(directory: Path, *statements: str) -> None:

@@ -7,10 +7,10 @@ import pytest
 
 from taskyard.errors import JournalFailed
 from taskyard.journal import store as limits
-from taskyard.journal.postgres import database, leader
-from taskyard.journal.postgres.store import PostgresStore
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.store import DISK_RESERVE_BYTES, Head, MemoryStore, Row, Store
+from taskyard.postgresql import database, leader
+from taskyard.postgresql.store import PostgresStore
 
 
 def in_memory(_: Path, _request: pytest.FixtureRequest) -> Store:

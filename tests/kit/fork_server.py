@@ -39,7 +39,7 @@ NOT_IMPORTED: Final = (
     *("taskyard.pipeline", "taskyard.spark", "taskyard.cli.pipeline", "taskyard.demo"),
     *(
         "taskyard.journal.history_arrow",
-        "taskyard.journal.postgres",
+        "taskyard.postgresql",
         "taskyard.joblib",
         "taskyard.web",
     ),

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import psycopg
 
 from pair_demo.postgresql import ROLE, ThrowawayCluster
-from taskyard.journal.postgres import database
+from taskyard.postgresql import database
 from tests.kit.requirements import need
 
 if TYPE_CHECKING:

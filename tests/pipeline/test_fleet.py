@@ -19,7 +19,7 @@ from taskyard.client.internal import InternalClient
 from taskyard.errors import UserError
 from taskyard.journal import recovery
 from taskyard.journal.audit import AuditCounts, Auditor
-from taskyard.journal.reader import JournalReader
+from taskyard.journal.sqlite import JournalReader
 from taskyard.journal.witness import read as witnessed
 from taskyard.pipeline import java
 from taskyard.pipeline.jobs import fleet

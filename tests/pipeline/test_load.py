@@ -31,7 +31,7 @@ from taskyard.core.events import UnknownPolicy
 from taskyard.errors import Refused, UserError
 from taskyard.journal import recovery
 from taskyard.journal.audit import Auditor
-from taskyard.journal.reader import JournalReader
+from taskyard.journal.sqlite import JournalReader
 from taskyard.journal.witness import read as witnessed
 from taskyard.pipeline import session
 from taskyard.pipeline.arrow_rows import PREPARED_SCHEMA

@@ -30,8 +30,7 @@ from taskyard.design import PALETTES
 from taskyard.errors import UserError
 from taskyard.journal import recovery, witness
 from taskyard.journal.audit import AuditCounts, Auditor
-from taskyard.journal.reader import JournalReader
-from taskyard.journal.sqlite import SqliteStore
+from taskyard.journal.sqlite import JournalReader, SqliteStore
 from taskyard.pipeline import tables
 from taskyard.pipeline.datasets import CRITICAL_PATH, TASKS
 from taskyard.pipeline.fold.whole import fold_whole

@@ -16,9 +16,9 @@ from taskyard.cli.entry import run, taskyard
 from taskyard.core.events import Outcome, PauseRequested, ResumeRequested
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import UserError
-from taskyard.journal import starts
+from taskyard.journal import lock
+from taskyard.journal.lock import StartWord
 from taskyard.journal.sqlite import SqliteStore
-from taskyard.journal.starts import Word
 from taskyard.pipeline.jobs.broker_tables import fold_files
 from taskyard.pipeline.jobs.earlier import compare, find_earlier
 from taskyard.pipeline.report import comparison
@@ -38,10 +38,10 @@ CPU_NS, MEMORY_BYTES = 3 * SECOND_NS, 48_000_000
 def fill(yard: WritingYard, state: Path) -> None:
     """Run the campaign `new`: a kill, a pause, a stop, a retry and a failure."""
 
-    def note(word: Word) -> None:
-        starts.note(state, word, BEGIN_NS + yard.now_ns)
+    def note(word: StartWord) -> None:
+        lock.note_start(state, word, BEGIN_NS + yard.now_ns)
 
-    note(Word.STARTED)
+    note(StartWord.STARTED)
     yard.join(b"w", slots_total=1, services=(b"exec",), lease_timeout_ns=60 * SECOND_NS)
     yard.submit(*(b"t%d" % n for n in range(8)), campaign=b"new", service=b"exec")
     yard.submit(b"other", campaign=b"more", service=b"exec")
@@ -50,15 +50,15 @@ def fill(yard: WritingYard, state: Path) -> None:
         (name,) = yard.take(b"w", 1)
         yard.later(1 + place)
         if place == 2:
-            note(Word.STARTED)  # after a kill
+            note(StartWord.STARTED)  # after a kill
         if place == 4:
             yard.handle(PauseRequested(0, b"client"))
             yard.later(5)
             yard.handle(ResumeRequested(0, b"client"))
         if place == 5:
-            note(Word.STOPPED)
+            note(StartWord.STOPPED)
             yard.later(3)
-            note(Word.STARTED)
+            note(StartWord.STARTED)
         if place == 3:
             yard.report(b"w", name, Outcome.FAILED_FINAL, texts=[b"bad"])
         elif place == 1:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from taskyard.core.limits import SECOND_NS
-from taskyard.journal import starts
+from taskyard.journal import lock
 from taskyard.pipeline.report import charts, marks, page
 from taskyard.pipeline.report.figures import TimeUnit
 from taskyard.pipeline.report.headline import sentences, tiles
@@ -60,8 +60,8 @@ def test_restarts_are_read_from_the_state(tmp_path: Path) -> None:
     assert marks.restarts(tmp_path) == []
     words = [(-5, "started"), (40, "started"), (50, "stopped"), (60, "started"), (200, "started")]
     for seconds, word in words:
-        starts.note(tmp_path, starts.Word(word), at_ns(seconds))
-    starts.note(tmp_path, starts.Word.STARTED, at_ns(206), at_ns(202))
+        lock.note_start(tmp_path, lock.StartWord(word), at_ns(seconds))
+    lock.note_start(tmp_path, lock.StartWord.STARTED, at_ns(206), at_ns(202))
     *_, last = found = marks.restarts(tmp_path)
     assert last == Mark(MarkKind.KILLED, at_ns(202), at_ns(206))
     late = Span(at_ns(201), at_ns(300))

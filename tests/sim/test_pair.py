@@ -12,7 +12,7 @@ from simulator.regressions import PAIR_REGRESSIONS
 from simulator.schedule import run
 from simulator.tables import parse
 from simulator.threads import Event, ProcessClock, SimThread, ThreadedProcess, Threads
-from taskyard.journal.postgres import blobs, exports, leader, store
+from taskyard.postgresql import blobs, exports, leader, store
 
 #: `./yard check --long` runs 20,000.
 SCHEDULES = 24

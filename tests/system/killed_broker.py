@@ -15,7 +15,7 @@ from taskyard.broker.turn import Broker
 from taskyard.cli.entry import main
 from taskyard.journal.blob_files import BlobFiles
 from taskyard.journal.blob_names import blobs_named
-from taskyard.journal.postgres.blobs import BlobRows
+from taskyard.postgresql.blobs import BlobRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable

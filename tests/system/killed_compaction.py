@@ -13,10 +13,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from taskyard.broker.archive import EndedTasks
 from taskyard.cli.entry import main
 from taskyard.journal import compaction, compaction_process, snapshot
 from taskyard.journal.archive import ArchiveWriter
+from taskyard.journal.ended_tasks import EndedTasks
 from taskyard.journal.row_file import RowFileWriter
 from taskyard.journal.sqlite import SqliteStore
 

@@ -20,8 +20,8 @@ import taskyard
 from taskyard.client.internal import InternalClient
 from taskyard.journal.blob_files import BlobFiles
 from taskyard.journal.blobs import name_of, short_name
-from taskyard.journal.postgres import database, outbox
-from taskyard.journal.postgres.outbox import OutboxCounts
+from taskyard.postgresql import database, outbox
+from taskyard.postgresql.outbox import OutboxCounts
 from taskyard.process.value_access import ValueAccess
 from tests.kit.processes import PATIENCE_SECONDS, Broker, Worker, run_here, until
 
@@ -45,7 +45,9 @@ def connection(url: str) -> Iterator[_Connection]:
 
 
 def broker_of(tmp_path: Path, url: str, *more: str) -> Broker:
-    (tmp_path / "taskyard.toml").write_text('[blobs]\ndirectory = "files"\n')
+    # A removal that waits for a lock keeps the leader from renewing its lease.
+    settings = '[blobs]\ndirectory = "files"\n[lease]\nstore = "60s"\n'
+    (tmp_path / "taskyard.toml").write_text(settings)
     return Broker(tmp_path, "--store", url, *more)
 
 

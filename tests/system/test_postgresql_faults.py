@@ -21,8 +21,8 @@ from taskyard.core.model import Submission, Terms
 from taskyard.errors import TaskyardError
 from taskyard.journal import chain
 from taskyard.journal.chain import Row
-from taskyard.journal.postgres import database
 from taskyard.journal.recovery import records_of
+from taskyard.postgresql import database
 from tests.kit.postgres import Cluster, Standby
 from tests.kit.processes import PATIENCE_SECONDS, Broker, is_alive, until
 from tests.kit.requirements import need

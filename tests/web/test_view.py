@@ -14,7 +14,7 @@ import pytest
 from simulator.schedule import run
 from taskyard.client.task_filters import SORTS, Filter, form_of
 from taskyard.core.limits import SECOND_NS
-from taskyard.journal import recovery, starts
+from taskyard.journal import lock, recovery
 from taskyard.journal.row_file import Block, ColumnBuilder
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.web.charts import throughput_figure
@@ -184,7 +184,7 @@ def test_restarts_of_the_broker_are_marked_over_time(view: View, tmp_path: Path)
         pass
     words = [(-9, "started"), (-5, "started"), (20, "stopped"), (30, "started"), (50, "started")]
     for seconds, word in words:
-        starts.note(tmp_path, starts.Word(word), begin_ns + seconds * SECOND_NS)
+        lock.note_start(tmp_path, lock.StartWord(word), begin_ns + seconds * SECOND_NS)
     restarts = Follower(tmp_path).restarts()
     layout = throughput_figure(view.series, 0, restarts)["layout"]
     drawn = [
@@ -208,7 +208,7 @@ def test_kills_and_pauses_are_marked_over_time(view: View) -> None:
     def at(seconds: int) -> int:
         return begin_ns + seconds * SECOND_NS
 
-    kill = starts.Start(at(30), recorded_ns=at(10))
+    kill = lock.Start(at(30), recorded_ns=at(10))
     pauses = [Pause("<b>exec/lane", at(-5), at(5)), Pause("", at(40))]
     layout = throughput_figure(view.series, at(60), [kill], pauses)["layout"]
     spans = [(one["x0"], one["x1"]) for one in layout["shapes"] if one["type"] == "rect"]

@@ -27,9 +27,9 @@ from taskyard.demo.cluster import LOGS, DemoProcess, end_processes, stop_process
 from taskyard.errors import ExitCode, TaskFailed, TaskyardError, TimedOut
 from taskyard.journal.audit import AuditCounts, Auditor
 from taskyard.journal.chain import Head
-from taskyard.journal.postgres import database, leader
-from taskyard.journal.postgres.store import PostgresReader
 from taskyard.journal.recovery import records_of
+from taskyard.postgresql import database, leader
+from taskyard.postgresql.store import PostgresReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

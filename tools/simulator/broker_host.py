@@ -18,8 +18,7 @@ from simulator.checkers import Violation
 from simulator.disk import Crashed, SimIndex, SimStore
 from simulator.network import Message
 from simulator.outputs import has_blobs, lags
-from taskyard.broker.connections import Connections
-from taskyard.broker.transport import unsent_events
+from taskyard.broker.transport import Connections, unsent_events
 from taskyard.broker.turn import Broker
 from taskyard.core.effects import Effect, HeartbeatAck
 from taskyard.core.events import Event, RulesSet
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from taskyard.broker.transport import DialectRouter
     from taskyard.core.ledger import Ledger
     from taskyard.wire.dialect import Reply
-
 
 #: More turns than this without time passing are a busy loop.
 TURNS_AT_ONCE_MAX: Final = 200

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from simulator.plan import Plan
-    from taskyard.broker.connections import Connections
+    from taskyard.broker.transport import Connections
     from taskyard.core.events import Event
 
 #: The only service in plain dwork and ping-pong.

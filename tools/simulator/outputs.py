@@ -18,14 +18,14 @@ from msgspec import Struct
 
 from simulator.mutations.registry import patched
 from simulator.plan import NAMED_BY_BROKER, SECOND_NS, chance
-from taskyard.broker import blob_retention, whole_bytes
+from taskyard.broker import blob_retention, contents
 from taskyard.core import blobs as core_blobs
 from taskyard.core import task_inputs
 from taskyard.core.blobs import Blob, text_of
 from taskyard.core.limits import PART_BYTES_MAX
 from taskyard.core.output import Stream
 from taskyard.journal import blob_files, blobs
-from taskyard.journal.postgres import blobs as postgres_blobs
+from taskyard.postgresql import blobs as postgres_blobs
 from taskyard.wire.native import requests, value_messages
 from taskyard.worker import held_tasks, output
 
@@ -72,7 +72,7 @@ _STRESS_SEED_OFFSET: Final = 1 << 47
 #: Limits in schedules where they are small: modules of the product, and the values.
 _SMALL: Final[Sequence[tuple[Any, str, int]]] = (
     (core_blobs, "BLOB_BYTES_MIN", 4_000),
-    (whole_bytes, "BLOB_BYTES_MIN", 4_000),
+    (contents, "BLOB_BYTES_MIN", 4_000),
     (task_inputs, "STREAM_END_BYTES", 500),
     (core_blobs, "STREAM_END_BYTES", 500),
     (held_tasks, "BLOB_BYTES_MIN", 4_000),

@@ -22,23 +22,21 @@ from simulator.mutations.registry import no_op
 from simulator.network import Message
 from simulator.plan import MILLISECOND_NS
 from simulator.threads import Event, SimThread, ThreadedProcess
-from taskyard.broker.archive import ENDING
 from taskyard.broker.blob_retention import BlobRetention
 from taskyard.broker.blobs import BlobLimits, BrokerBlobs
-from taskyard.broker.broker_settings import BrokerSettings
 from taskyard.broker.compaction import CompactionLimits, Compactor
-from taskyard.broker.connections import Connections
-from taskyard.broker.database import OpenDatabase, open_database, open_standby
-from taskyard.broker.environment import CommitObserver
-from taskyard.broker.transport import unsent_events
-from taskyard.broker.turn import Broker
+from taskyard.broker.server import BrokerSettings
+from taskyard.broker.transport import Connections, unsent_events
+from taskyard.broker.turn import Broker, CommitObserver
 from taskyard.core.events import RulesSet
 from taskyard.core.records import AnyRecord
 from taskyard.core.scheduler import Scheduler
 from taskyard.errors import JournalDamaged, StateLocked, TaskyardError
 from taskyard.journal.compaction_process import CompactionReport
+from taskyard.journal.ended_tasks import ENDING
 from taskyard.journal.lock import StateLock
-from taskyard.journal.postgres import exports
+from taskyard.postgresql import exports
+from taskyard.postgresql.driver import OpenDatabase, open_database, open_standby
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -48,12 +46,12 @@ if TYPE_CHECKING:
     from simulator.postgres import SimDatabase
     from simulator.threads import Threads
     from simulator.world import World
-    from taskyard.broker.standby import WarmState
     from taskyard.core.effects import Effect
     from taskyard.core.events import Event as CoreEvent
     from taskyard.journal.chain import Head
     from taskyard.journal.compaction import DatabaseTerm
-    from taskyard.journal.postgres.lease import Lease
+    from taskyard.postgresql.lease import Lease
+    from taskyard.postgresql.standby import WarmState
     from taskyard.wire.dialect import Reply
 
 #: More turns than this without time passing are a busy loop.

@@ -31,19 +31,13 @@ from simulator.threads import (
     TimeModule,
 )
 from simulator.world import CALM_NS
-from taskyard.broker import compaction, standby
+from taskyard.broker import compaction
 from taskyard.core.events import RulesSet
 from taskyard.journal.chain import Head
-from taskyard.journal.postgres import (
-    blobs,
-    leader,
-    lease,
-    session,
-    store,
-)
-from taskyard.journal.postgres import database as product_database
 from taskyard.journal.recovery import decode
 from taskyard.journal.store import DISK_RESERVE_BYTES
+from taskyard.postgresql import blobs, leader, lease, standby, store
+from taskyard.postgresql import database as product_database
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -155,7 +149,7 @@ class PairHost:
         with (
             tempfile.TemporaryDirectory(prefix="taskyard-sim-", dir=_quick_disk()) as directory,
             patched(leader, "time", modules),
-            patched(session, "time", modules),
+            patched(store, "time", modules),
             patched(lease, "threading", ThreadingModule(threads)),
             self._blobs_installed(modules, secrets),
             patched(standby, "threading", ThreadingModule(threads)),

@@ -18,8 +18,8 @@ from simulator import blob_tables
 from simulator.models import Violation
 from taskyard.journal import chain
 from taskyard.journal.chain import Head, Row
-from taskyard.journal.postgres import database, follower, store
-from taskyard.journal.postgres.leader import LeaderRow
+from taskyard.postgresql import database, standby, store
+from taskyard.postgresql.leader import LeaderRow
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -49,8 +49,8 @@ class Statement(Struct):
 
 #: Statements by a part of their text.
 _KINDS: Final = {
-    follower._POLL: "poll",  # noqa: SLF001  # executed as it is
-    follower._SNAPSHOT: "snapshot",  # noqa: SLF001
+    standby._POLL: "poll",  # noqa: SLF001  # executed as it is
+    database.ONE_MOMENT: "snapshot",
     **blob_tables.KINDS,
     "INSERT INTO taskyard.journal ": "append",
     "DELETE FROM taskyard.journal ": "trim",
@@ -181,7 +181,7 @@ class Tables(blob_tables.BlobTables):
 
     def set_files(self, values: Mapping[str, Any]) -> Rows:
         self._check_term(values, "place of files")
-        self.meta["files"] = values["place"]
+        self.meta["files"] = values["location"]
         return [()]
 
     def take(self, values: Sequence[Any]) -> Rows:
@@ -194,7 +194,7 @@ class Tables(blob_tables.BlobTables):
         return []
 
     def show(self, values: Mapping[str, Any]) -> Rows:
-        self._check_term(values, "place")
+        self._check_term(values, "location")
         self.place = (values["host"], values["endpoints"])
         return [()]
 

@@ -107,10 +107,9 @@ class Authenticator:
 
 
 def requires_keys(endpoint: str, *, secure: bool) -> bool:
-    """Return whether an endpoint requires keys, in any dialect: always for remote ones, with
-    `secure` for any TCP."""
-    place = endpoints.parse(endpoint)
-    return endpoints.is_remote(place) or (secure and isinstance(place, endpoints.Tcp))
+    """Return whether an endpoint requires keys: if it is remote, or with `secure` if it is TCP."""
+    address = endpoints.parse(endpoint)
+    return endpoints.is_remote(address) or (secure and isinstance(address, endpoints.Tcp))
 
 
 def keyring_for(

@@ -1,7 +1,7 @@
-"""Counts blobs, and removes those that no task names, in steps between turns.
+"""Counts blobs, and removes what no task names, in steps between turns.
 
-A blob stays for some time after its last use, and while a task names it: one that may still run by
-its payload, others by results and output. The index of ended tasks lists the latter up to the row
+A blob stays for some time after its last use, and while a task names it: by its payload while it
+may still run, and by its result and output. The index of ended tasks lists the latter up to the row
 that it covers, and the rows after that are read. With an age, blobs of ended tasks go after that.
 """
 
@@ -37,13 +37,13 @@ logger = logging.getLogger("taskyard.broker")
 FILES_PER_STEP: Final = 100
 TASKS_PER_STEP: Final = 2_000
 
-#: The pause between two scans, and the same as a multiple of the time that the last one took.
+#: The pause between two scans, and the same as a multiple of the time that the last scan took.
 SCAN_NS: Final = 10 * SECOND_NS
 SCAN_PAUSES: Final = 50
 
 
 class BlobRetention:
-    """Counts and removes the blobs of a broker, one step after each turn."""
+    """Counts and removes the blobs of a broker, a step after each turn."""
 
     def __init__(  # noqa: PLR0913, PLR0917  # all that may name a blob
         self,
@@ -54,7 +54,7 @@ class BlobRetention:
         index: Archive | None,
         result_of: Callable[[bytes], Content | None],
     ) -> None:
-        """`rows` are those of the journal, and `index` has ended tasks.
+        """`rows` are of the journal, and `index` has ended tasks.
 
         `result_of` returns the result of a task that is done.
         """
@@ -119,12 +119,12 @@ class BlobRetention:
         return not is_new and self._clock.wall_ns() - file.used_ns >= grace_ns
 
     def _is_over(self, file: BlobFile) -> bool:
-        """Return whether a file is older than those of ended tasks may be."""
+        """Return whether a file is older than files of ended tasks may be."""
         keep_ns = self._blobs.limits().keep_ns
         return keep_ns is not None and self._clock.wall_ns() - file.used_ns > keep_ns
 
     def _sweep(self, files: list[BlobFile]) -> Iterator[None]:
-        """Remove those of these files that nothing names, in steps."""
+        """Remove files that nothing names, in steps."""
         needed: set[str] = set()
         yield from self._add_needed(needed)
         named: set[str] = set()

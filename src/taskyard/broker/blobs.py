@@ -1,7 +1,7 @@
 """Blobs at the broker: what arrives in parts, what is read in parts, and how much there may be.
 
-Clients and workers of the same machine use the directory themselves, if there is one. Others send
-and read parts, each bounded, so a turn is short. Knows no messages.
+Clients and workers of the same machine use the directory themselves, if there is one. All other
+peers send and read parts, each bounded, so a turn is short. Knows no messages.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec import Struct, structs
 
-from taskyard.broker.blob_senders import BlobSenders
 from taskyard.core.blobs import texts_of
 from taskyard.core.effects import Refused
 from taskyard.core.identity import split
@@ -47,6 +46,45 @@ if TYPE_CHECKING:
     from taskyard.journal.blobs import BlobStore
     from taskyard.journal.store import StoreReader
 
+
+# A submission may name only what its key has sent, or what a task names. The digest of a blob alone
+# is no right to read it. So a client with a key must prove that it has the bytes: it sends them,
+# even if they are here already. After a restart it sends them once more.
+
+#: Blobs that are remembered, each with a key that sent it, or as named by a task.
+KNOWN_MAX: Final = 100_000
+
+#: Stands for a key: a task names the blob.
+_NAMED: Final = b""
+
+
+class BlobSenders:
+    """The blobs that each key has sent, and that tasks name."""
+
+    def __init__(self, index: Archive | None = None) -> None:
+        """`index` has the blobs that ended tasks name."""
+        self._index = index
+        #: Keys and blobs, the last noted last.
+        self._known: dict[tuple[bytes, str], None] = {}
+
+    def note_sent(self, key: bytes, name: str) -> None:
+        """Note that a key has sent all of a blob."""
+        self._known.pop((key, name), None)
+        self._known[key, name] = None
+        if len(self._known) > KNOWN_MAX:
+            del self._known[next(iter(self._known))]
+
+    def note_named(self, name: str) -> None:
+        """Note a blob that the record of a task names."""
+        self.note_sent(_NAMED, name)
+
+    def may_name(self, key: bytes, name: str) -> bool:
+        """Return whether a submission of this key may name a blob."""
+        if (key, name) in self._known or (_NAMED, name) in self._known:
+            return True
+        return self._index is not None and name in self._index.blobs_named([name])
+
+
 #: How long a blob may wait for the task that names it. A client stores it before it submits the
 #: task, and may wait for a broker in between.
 GRACE_NS: Final = 3600 * SECOND_NS
@@ -55,9 +93,9 @@ GRACE_NS: Final = 3600 * SECOND_NS
 class BlobLimits(Struct, frozen=True):
     """How much is kept, and how long."""
 
-    #: 0: no limit.
+    #: 0 is no limit.
     quota_bytes: int = 0
-    #: How long blobs of ended tasks are kept. None: for ever.
+    #: How long blobs of ended tasks are kept. None is for ever.
     keep_ns: int | None = None
     #: How long a blob is kept that no task names.
     grace_ns: int = GRACE_NS
@@ -73,9 +111,9 @@ def check_mounted(directory: Path, rows: StoreReader, index: Archive) -> None:
 
 
 class BrokerBlobs:
-    """The blobs of one broker."""
+    """The blobs of a broker."""
 
-    def __init__(  # noqa: PLR0913  # one a fact about the broker
+    def __init__(  # noqa: PLR0913  # each a fact about the broker
         self,
         store: BlobStore,
         identity: str,
@@ -110,7 +148,7 @@ class BrokerBlobs:
             self._files.show_hidden()
 
     def problem(self) -> str:
-        """Return why nothing more is accepted. Empty: it is."""
+        """Return why nothing more is accepted, or an empty text."""
         quota, used = self.limits().quota_bytes, self.store.bytes_used
         if not quota or used < quota:
             return ""
@@ -120,7 +158,7 @@ class BrokerBlobs:
         )
 
     def disk_free_bytes(self) -> int | None:
-        """Return the free bytes of the disk with the directory. None: it has none."""
+        """Return the free bytes of the disk with the directory, if there is one."""
         return None if self._files is None else self._files.disk_free_bytes()
 
     def update_terms(self) -> None:
@@ -154,7 +192,7 @@ class BrokerBlobs:
     # In turns.
 
     def missing_in(self, event: SubmitRequested) -> Refused | None:
-        """Refuse a submission that names blobs which are not here. The others count as used."""
+        """Refuse a submission that names blobs which are not here. The blobs here count as used."""
         submission, faults = event.submission, []
         lacking = [self.missing(payload, event.by) for payload in texts_of(submission.payloads)]
         if not any(lacking):

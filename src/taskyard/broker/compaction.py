@@ -1,9 +1,10 @@
 """Compaction while the broker runs: when it starts, and its steps between turns.
 
 A child process reads the rows and writes history, index and snapshot
-(`journal.compaction_process`). The rest runs here between turns, in steps of milliseconds: trim
-rows, remove older snapshots, drop ended tasks. Only one compaction runs at a time. A failed one is
-logged and retried later, and the broker continues. Independent of the turns' content.
+(`journal.compaction_process`). All else runs here between turns, in steps of milliseconds: trim
+rows, remove older snapshots, drop ended tasks. Only one compaction runs at a time. A failure is
+logged, the compaction is retried later, and the broker continues. Independent of the turns'
+content.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from taskyard.broker.archive import RECALLED_MAX, EndedTasks
 from taskyard.core.limits import LAG_SLOW_PERCENT, SECOND_NS
 from taskyard.core.states import CANCELLED, DONE
 from taskyard.errors import JournalDamaged
 from taskyard.journal import snapshot
 from taskyard.journal.compaction_process import CompactionChild
+from taskyard.journal.ended_tasks import RECALLED_MAX, EndedTasks
 from taskyard.journal.store import DISK_RESERVE_BYTES, Store
 
 if TYPE_CHECKING:
@@ -67,8 +68,8 @@ KEPT_PART: Final = 10
 TRIM_ROWS_MAX: Final = 256
 TRIM_ROWS_MIN: Final = 8
 
-#: The delay after a failure, doubled after each further one: a full disk or a starved machine does
-#: not recover at once.
+#: The delay after a failure, doubled after each further failure: a full disk or a starved machine
+#: does not recover at once.
 RETRY_NS: Final = 60 * SECOND_NS
 RETRY_NS_MAX: Final = 3600 * SECOND_NS
 
@@ -89,7 +90,7 @@ class CompactionLimits(Struct, frozen=True):
 
 
 class Compactor:
-    """Runs compactions, one step after each turn."""
+    """Runs compactions, a step after each turn."""
 
     def __init__(
         self,
@@ -117,17 +118,17 @@ class Compactor:
         self._idle_head: Head | None = None
         #: Compactions completed.
         self.completed = 0
-        #: Work since the last compaction, in percent of the work that makes one due.
+        #: Work since the last compaction, in percent of the work that makes a compaction due.
         self.lag_percent = 0
 
     def run_step(self) -> int | None:
-        """Run at most one step. Returns the time until the next one, or None."""
+        """Run at most one step. Returns the time until the next step, or None."""
         now_ns = self._clock.monotonic_ns()
         if now_ns < self._next_ns:
             return self._next_ns - now_ns if self._is_busy else None
         if self._is_unchanged():
             return None
-        self.lag_percent = int(100 * self._largest_share(self._limits.lenient()))
+        self.lag_percent = int(100 * self._largest_ratio(self._limits.lenient()))
         try:
             wait_ns = self._advance(now_ns)
         except JournalDamaged as damage:
@@ -184,10 +185,10 @@ class Compactor:
     def _is_due(self) -> bool:
         """Return whether a limit is exceeded, or files of earlier compactions must be fetched."""
         lacks_files = self.database is not None and self.database.lacks_files
-        return lacks_files or self._largest_share(self._limits) > 1
+        return lacks_files or self._largest_ratio(self._limits) > 1
 
-    def _largest_share(self, limits: CompactionLimits) -> float:
-        """Return the largest of rows, ended tasks and bytes, each as a share of its limit."""
+    def _largest_ratio(self, limits: CompactionLimits) -> float:
+        """Return the largest of rows, ended tasks and bytes, each as a ratio to its limit."""
         store, counts = self._store, self._archive.ledger.counts
         unfinished = sum(counts) - counts[DONE] - counts[CANCELLED]
         return max(
@@ -225,7 +226,9 @@ class Compactor:
             return
         logger.info(
             "%d rows added to the history, %d tasks in the snapshot, %d added to the index",
-            *(poll.rows, poll.unfinished, poll.ended),
+            poll.rows,
+            poll.unfinished,
+            poll.ended,
         )
         self._steps = self._settle(child.head)
 
@@ -235,7 +238,8 @@ class Compactor:
         self._retry_ns = self._clock.monotonic_ns() + wait_ns
         logger.warning(
             "compaction failed: %s. Nothing is lost, but the journal grows; retrying in %d s",
-            *(why, wait_ns // SECOND_NS),
+            why,
+            wait_ns // SECOND_NS,
         )
 
     def _settle(self, head: Head) -> Iterator[None]:
@@ -252,7 +256,7 @@ class Compactor:
         yield
         yield from self._archive.forget(head.sequence, head.record)
         yield from self._trim(min(head.sequence, self._store.head.sequence - self._kept_rows()))
-        if self._largest_share(self._limits) > 1:  # the newest rows are the large ones
+        if self._largest_ratio(self._limits) > 1:  # the newest rows are large
             yield from self._trim(head.sequence)
         yield from self._drop_snapshots(head.sequence)
         yield from self._archive.forget_recalled()
@@ -281,7 +285,7 @@ class Compactor:
             yield
 
     def _drop_snapshots(self, newest: int) -> Iterator[None]:
-        """Remove older snapshots. If one can't be removed, the next compaction tries again."""
+        """Remove older snapshots. A failure is left to the next compaction."""
         for sequence in snapshot.sequences(self._directory):
             if sequence < newest:
                 try:
@@ -298,7 +302,7 @@ class Compactor:
 
 
 def _adapted(rows: int, took_ns: int) -> int:
-    """Adapt the number of rows to the time of a step, by the duration of the last one."""
+    """Adapt the number of rows to the time of a step, by its duration."""
     if took_ns > STEP_NS:
         return max(rows // 2, TRIM_ROWS_MIN)
     return min(rows * 2, TRIM_ROWS_MAX) if took_ns < STEP_NS // 3 else rows

@@ -1,6 +1,6 @@
-"""Completes replies between commit and send: those that need bytes of the journal or of files.
+"""Completes replies between commit and send: replies that need bytes of the journal or of files.
 
-The scheduler keeps no results and no output. Its effects name the record or the stream, and their
+The scheduler keeps no results and no output. The effects name the record or the stream, and their
 types decide who completes them, so that a turn without such an effect costs one look at its types.
 All replies share one budget a turn. A reply that exceeds it waits in one queue and goes on in the
 next turn. Independent of dialects and sockets.
@@ -12,12 +12,9 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from taskyard.broker.output_writer import OutputWriter
-from taskyard.broker.parts import Parts
-from taskyard.broker.record_stream import RecordStreams
-from taskyard.broker.results import ResultLoader
-from taskyard.broker.rows import Budget, DecodedRows
-from taskyard.broker.whole_bytes import PayloadReader
+from taskyard.broker.contents import OutputWriter, PayloadReader
+from taskyard.broker.results import Parts, ResultLoader
+from taskyard.broker.rows import Budget, DecodedRows, RecordStreams
 from taskyard.core.effects import (
     Effect,
     ExplanationReply,
@@ -91,7 +88,7 @@ class Completer:
         #: Replies that wait for the budget of a later turn, or for their client to read, and
         #: whether a part of each was sent.
         self._queue: deque[tuple[Settled | RecordPage, bool]] = deque()
-        #: Those of which this turn sends a part. They go on behind those that were not reached.
+        #: Replies of which this turn sends a part. They go on behind replies that were not reached.
         self._begun: list[tuple[Settled | RecordPage, bool]] = []
         self._budget, self._bytes_written = Budget(), 0
         #: How each type of effect is completed: to the effects that are sent.
@@ -136,9 +133,9 @@ class Completer:
         *,
         has_room: bool = True,
     ) -> list[Effect]:
-        """Return the effects of a turn with what they need, after those of earlier turns.
+        """Return the effects of a turn with what they need, after replies of earlier turns.
 
-        `records` are those of the turn, in a row of `row_bytes`. Without room on the disk, no
+        `records` are of the turn, in a row of `row_bytes`. Without room on the disk, no
         output is written.
         """
         self._budget, self._writer.has_room = Budget(), has_room
@@ -162,7 +159,7 @@ class Completer:
         return completed
 
     def result_of(self, key: bytes) -> Content | None:
-        """Return the result of a task. None: it is not done."""
+        """Return the result of a task, or None if it is not done."""
         return self._results.result_of(key, self._budget)
 
     def blobs_needed(self, key: bytes) -> set[str]:

@@ -58,8 +58,8 @@ class Listener(Struct):
     identity: str = ""
 
     def __str__(self) -> str:
-        places = ",".join(wire.endpoint for wire in self.sockets)
-        return f"{self.dialect} {places} {self.name}".rstrip()
+        found = ",".join(wire.endpoint for wire in self.sockets)
+        return f"{self.dialect} {found} {self.name}".rstrip()
 
 
 class Reservations:
@@ -72,18 +72,18 @@ class Reservations:
         self.listen: tuple[tuple[str, str], ...] = ()
         try:
             for name, text in listen:
-                places = [self._reserve(place) for place in endpoints.split_endpoints(text)]
-                self.listen += ((name, ",".join(places)),)
+                found = [self._reserve(endpoint) for endpoint in endpoints.split_endpoints(text)]
+                self.listen += ((name, ",".join(found)),)
         except BaseException:
             self.close()
             raise
 
     def _reserve(self, endpoint: str) -> str:
-        place = endpoints.parse(endpoint)
-        if not isinstance(place, endpoints.Tcp):
+        address = endpoints.parse(endpoint)
+        if not isinstance(address, endpoints.Tcp):
             return endpoint
-        reserved = self._stack.enter_context(endpoints.reserve(place))
-        return str(endpoints.Tcp(place.host, reserved.getsockname()[1]))
+        reserved = self._stack.enter_context(endpoints.reserve(address))
+        return str(endpoints.Tcp(address.host, reserved.getsockname()[1]))
 
     def close(self) -> None:
         self._stack.close()
@@ -118,7 +118,7 @@ class Listeners:
     def open(
         self,
         name: str,
-        places: Sequence[str],
+        addresses: Sequence[str],
         keyring: Keyring | None = None,
         *,
         secure: bool = False,
@@ -136,9 +136,9 @@ class Listeners:
         numbers = self._dialect_numbers(name, options)
         listener = Listener(section.dialect, [], options.name, section.identity)
         self._open.append(listener)
-        for number, place in zip(numbers, places, strict=True):
-            is_secure = name != NATIVE and requires_keys(place, secure=secure)
-            keys, socket = keyring if is_secure else None, self._next_socket(place)
+        for number, endpoint in zip(numbers, addresses, strict=True):
+            is_secure = name != NATIVE and requires_keys(endpoint, secure=secure)
+            keys, socket = keyring if is_secure else None, self._next_socket(endpoint)
             # Round-robin peers identify the socket by its endpoint, or by the setting.
             is_named, identity = section.dialect == "round-robin", section.identity
             if is_named:
@@ -146,15 +146,15 @@ class Listeners:
             elif section.dialect == DWORK:
                 self.dwork.set_plain(socket, options.plain_peers(self._plain_lease_ns))
             wire = sockets.listen(
-                place, keys, is_named=is_named, identity=identity, guard=self._guard
+                endpoint, keys, is_named=is_named, identity=identity, guard=self._guard
             )
             listener.sockets.append(wire)
             self._dialect_of_socket.append(number)
 
-    def _next_socket(self, place: str) -> int:
+    def _next_socket(self, endpoint: str) -> int:
         """Return the number of the next socket."""
         if len(self._dialect_of_socket) >= SOCKETS_MAX:
-            raise UnusableEndpoint(f"{place}: a broker has at most {SOCKETS_MAX} endpoints")
+            raise UnusableEndpoint(f"{endpoint}: a broker has at most {SOCKETS_MAX} endpoints")
         return len(self._dialect_of_socket)
 
     def _dialect_numbers(self, name: str, options: ListenerOptions) -> list[int]:
@@ -195,7 +195,7 @@ class Listeners:
         ]
 
     def dialect(self) -> Dialect:
-        """Return the dialect of the transport: the only one, or a router over all."""
+        """Return the dialect of the transport: the only dialect, or a router over all."""
         if not self._others:
             return self.dwork
         return DialectRouter(self._dialects(), self._dialect_of_socket)
@@ -223,7 +223,7 @@ class Listeners:
         return found
 
     def relays(self, now_ns: int) -> list[RelayHealth]:
-        """Return the relays for the status, by dialect, those with the latest messages first."""
+        """Return the relays for the status, by dialect, the latest messages first."""
         relayed = [one for one in self._dialects() if isinstance(one, RelayedDialect)]
         return [relay for one in relayed for relay in one.relays(now_ns)]
 
@@ -232,7 +232,7 @@ class Listeners:
         return self.dwork.forbidden + sum(one.forbidden for one in self._others)
 
     def drain(self) -> None:
-        """Drain the other dialects, as the native one does already."""
+        """Drain the other dialects, as the native dialect does already."""
         for dialect in self._others:
             dialect.leaving = True
 

@@ -1,9 +1,10 @@
 """Flow control of what comes in: the limits of a turn, and a fair queue of client requests.
 
-Every request has an estimated cost. A cheap one is handled in the turn in which it arrives. Others
-wait in a queue for each client. Every turn serves these queues, client by client, up to its budget.
-A command over many tasks is done in portions, each in its own turn and commit. A client that does
-not read its replies is not served, and one with too many waiting requests is refused.
+Every request has an estimated cost. A cheap request is handled in the turn in which it arrives. All
+other requests wait in a queue for each client. Every turn serves these queues, client by client, up
+to its budget. A command over many tasks is done in portions, each in its own turn and commit. A
+client that does not read its replies is not served, and one with too many waiting requests is
+refused.
 
 While the journal's compaction lags behind, submissions wait in these queues for a time, and later
 requests of their client behind them. At a larger lag the scheduler refuses them (`core.commands`).
@@ -67,7 +68,7 @@ LAG_STEP_PERCENT: Final = 5
 #: The bytes of a submission that count as a task that it names.
 _NAME_BYTES: Final = 100
 
-#: Waiting requests of one client, and the tasks that they name. One request may always wait.
+#: Waiting requests of one client, and the tasks that they name. A single request may always wait.
 WAITING_MAX: Final = 1000
 WAITING_NAMES_MAX: Final = 200_000
 
@@ -323,7 +324,7 @@ class Requests:
         self._count += 1
 
     def _drop_queries(self, client: bytes) -> list[Effect]:
-        """Refuse the queries of a client that is gone or does not read. Its commands still run, and
+        """Refuse the queries of a client that is gone or does not read. The commands still run, and
         its submissions without their watches."""
         queue = self.queues.get(client)
         if queue is None:

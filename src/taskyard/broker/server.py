@@ -13,60 +13,75 @@ import logging
 import shutil
 import signal
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from msgspec import Struct, structs
+from msgspec import Struct, field, structs
 
-from taskyard.broker.archive import ENDING, EndedTasks, recover
 from taskyard.broker.auth import Authenticator, keyring_for
 from taskyard.broker.blob_retention import BlobRetention
 from taskyard.broker.blobs import BlobLimits, BrokerBlobs, check_mounted
-from taskyard.broker.broker_settings import BrokerSettings
-from taskyard.broker.compaction import Compactor
-from taskyard.broker.database import (
-    OpenDatabase,
-    keyring_of,
-    open_database,
-    open_standby,
-    outbox_feed,
-)
-from taskyard.broker.environment import CommitObserver
-from taskyard.broker.failover import Handover
-from taskyard.broker.health import HealthReporter
+from taskyard.broker.compaction import CompactionLimits, Compactor
+from taskyard.broker.health import LOGGED, HealthReporter, MembershipLog
 from taskyard.broker.listeners import NATIVE, Listeners, Reservations
-from taskyard.broker.membership_log import LOGGED, MembershipLog
 from taskyard.broker.transport import SocketTransport
-from taskyard.broker.turn import Broker
+from taskyard.broker.turn import Broker, CommitObserver
 from taskyard.core.events import RulesSet
 from taskyard.core.ledger import Ledger
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import LEASED
 from taskyard.errors import LeaderLost, StateLocked, UnusableStore, UserError
-from taskyard.journal import blob_files, blobs, recovery, starts
+from taskyard.journal import blob_files, blobs, lock, recovery
 from taskyard.journal.blob_files import BlobFiles
+from taskyard.journal.ended_tasks import ENDING, EndedTasks, recover
 from taskyard.journal.lock import StateLock
 from taskyard.journal.sqlite import SqliteStore
+from taskyard.journal.state_store import StoreSettings
 from taskyard.journal.store import MemoryStore, Store
 from taskyard.net import endpoints
 from taskyard.net.guard import Guard
 from taskyard.net.host import STOP_SIGNALS, CountLog, Host, Terminal
+from taskyard.net.keyring import Keyring
 from taskyard.net.memory import return_memory
 from taskyard.process import state_files
 from taskyard.settings import loader as settings_loader
+from taskyard.settings.keys import ListenSection
+from taskyard.wire.native.pending import PLAIN_LEASE_NS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from taskyard.broker.standby import Standby, WarmState
     from taskyard.journal.archive import Archive
     from taskyard.journal.blobs import BlobStore
-    from taskyard.journal.postgres.lease import Lease
-    from taskyard.net.keyring import Keyring
     from taskyard.net.protocols import Clock
+    from taskyard.postgresql.driver import OpenDatabase
+    from taskyard.postgresql.lease import Lease
+    from taskyard.postgresql.standby import Standby, WarmState
     from taskyard.settings.loader import Settings
+
+
+class BrokerSettings(StoreSettings, frozen=True):
+    """The options of a broker."""
+
+    tables: Mapping[str, ListenSection] = field(default_factory=dict)
+    #: Require keys on local TCP endpoints, too.
+    secure: bool = False
+    #: Keep the journal in memory: nothing survives the process.
+    in_memory: bool = False
+    #: Stop when stdin ends, too.
+    until_eof: bool = False
+    #: How long plain dwork workers keep their tasks after a restart of the broker.
+    plain_lease_ns: int = PLAIN_LEASE_NS
+    #: The rules, unless a `SettingsReloader` provides them.
+    rules: RulesSet = field(default_factory=lambda: RulesSet(0))
+    #: When the journal is compacted.
+    compact: CompactionLimits = CompactionLimits()
+    #: How many bytes of blobs are kept, and how long, unless a `SettingsReloader` provides it.
+    blobs: BlobLimits = BlobLimits()
+
 
 logger = logging.getLogger("taskyard.broker")
 
@@ -167,38 +182,48 @@ def _serve(
     announce: Callable[[str], None],
     reloading: SettingsReloader | None,
 ) -> bool:
-    # One that has led has a copy of the keys, and the database may be away.
-    keys = keyring_of(settings.state, "" if settings.yields else settings.store)
-    keyring = keyring_for(keys, settings.listen, secure=settings.secure)
+    keyring = keyring_for(_keys(settings), settings.listen, secure=settings.secure)
     with ExitStack() as stack:
         stack.enter_context(_acquire_lock(settings.state))
         signals = STOP_SIGNALS if reloading is None else (*STOP_SIGNALS, signal.SIGHUP)
         host = stack.enter_context(Host(until_eof=settings.until_eof, signals=signals))
-        controls = _Controls(host, reloading)
+        process = _Process(host, _Controls(host, reloading), keyring, announce)
         warm = None
         if settings.standby:
             reserved = stack.enter_context(closing(Reservations(settings.listen)))
             settings = structs.replace(settings, listen=reserved.listen)
-            warm = _follow(settings, host, controls, announce)
+            warm = _follow(settings, process)
             if warm is None:
                 return False
             stack.callback(warm.lease.close)
             reserved.close()
         limits = settings if reloading is None else reloading
         opened = _open(settings, host.clock, stack, limits, warm)
-        is_over = _run(settings, announce, opened, (host, controls, keyring), limits)
+        is_over = _run(settings, process, opened, limits.rules)
     return is_over and settings.standby
 
 
-def _run(
-    settings: BrokerSettings,
-    announce: Callable[[str], None],
-    opened: _OpenState,
-    process: tuple[Host, _Controls, Keyring | None],
-    limits: BrokerSettings | SettingsReloader,
-) -> bool:
+class _Process(NamedTuple):
+    """The parts of a broker that are there before its state is open."""
+
+    host: Host
+    controls: _Controls
+    keyring: Keyring | None
+    announce: Callable[[str], None]
+
+
+def _keys(settings: BrokerSettings) -> Keyring:
+    """Return the keys. After its term a broker has a copy, and the database may be away."""
+    if not settings.store or settings.yields:
+        return Keyring(settings.state)
+    from taskyard.postgresql import driver  # noqa: PLC0415  # an extra
+
+    return driver.keyring_of(settings.state, settings.store)
+
+
+def _run(settings: BrokerSettings, process: _Process, opened: _OpenState, rules: RulesSet) -> bool:
     """Listen and run turns on an open state. Return whether a user has asked for a failover."""
-    host, controls, keyring = process
+    host, controls, keyring, announce = process
     clock, guard = host.clock, Guard()
     with ExitStack() as stack:
         listeners = Listeners(opened.store.identity, settings.plain_lease_ns, guard)
@@ -209,38 +234,37 @@ def _run(
         membership = MembershipLog(opened.ledger, clock)
         transport = opened.transport(listeners, host, keyring, membership)
         broker = opened.broker(transport, clock, membership)
-        broker.enqueue(limits.rules)
+        broker.enqueue(rules)
         gc.collect()
         gc.freeze()
         gc.set_threshold(GC_THRESHOLD)
         stack.enter_context(state_files.listed(settings.state, listeners.listed()))
         health_state = None if settings.in_memory else settings.state
-        _note(health_state, starts.Word.STARTED, clock, recovery.last_time_ns(opened.store))
+        _note(health_state, lock.StartWord.STARTED, clock, recovery.last_time_ns(opened.store))
         for line in listeners.ready_lines():
             announce(line)
-        feed = None if opened.lease is None else outbox_feed(settings, opened.lease)
-        if feed is not None:
-            stack.enter_context(feed)
-        reporter = HealthReporter(broker, listeners, guard, health_state, feed)
+        reporter = HealthReporter(broker, listeners, guard, health_state)
         if opened.lease is not None:
-            reporter.add_leader(opened.lease)
+            from taskyard.postgresql import driver  # noqa: PLC0415  # an extra
+
+            feed = stack.enter_context(driver.outbox_feed(settings, opened.lease))
+            reporter.add_leader(opened.lease, feed)
+            listeners.dwork.set_handover(opened.lease.handover)
         listeners.dwork.report_health(reporter.measures)
         logs: list[CountLog | MembershipLog] = [*_count_logs(broker, listeners), membership]
         housekeeping = Housekeeping(logs, opened, broker, transport)
-        if housekeeping.handover is not None:
-            listeners.dwork.set_handover(housekeeping.handover)
         is_over = _run_until_stopped(
             broker, transport, listeners, housekeeping, lambda: controls.should_stop(broker.enqueue)
         )
-        _note(health_state, starts.Word.STOPPED, clock)
+        _note(health_state, lock.StartWord.STOPPED, clock)
         logger.info("stopped: %d rows in the journal", opened.store.head.sequence)
         return is_over
 
 
-def _note(state: Path | None, word: starts.Word, clock: Clock, recorded_ns: int = 0) -> None:
+def _note(state: Path | None, word: lock.StartWord, clock: Clock, recorded_ns: int = 0) -> None:
     """Note a start or a stop in the state directory, if the state is kept there."""
     if state is not None:
-        starts.note(state, word, clock.wall_ns(), recorded_ns)
+        lock.note_start(state, word, clock.wall_ns(), recorded_ns)
 
 
 def _count_logs(broker: Broker, listeners: Listeners) -> Iterable[CountLog]:
@@ -266,7 +290,7 @@ def _acquire_lock(state: Path) -> StateLock:
 
 
 class _OpenState(Struct):
-    """A recovered state. One in memory is never compacted."""
+    """A recovered state. A state in memory is never compacted."""
 
     store: Store
     ledger: Ledger
@@ -282,7 +306,11 @@ class _OpenState(Struct):
         dialect = listeners.dialect()
         authenticator = None if keyring is None else Authenticator(keyring, dialect)
         return SocketTransport(
-            *(dialect, listeners.sockets, host.poller, host.clock, authenticator),
+            dialect,
+            listeners.sockets,
+            host.poller,
+            host.clock,
+            authenticator,
             check_lease=None if self.lease is None else self.lease.check,
             on_registered=membership.note_address if membership.is_enabled() else None,
             newcomers=listeners.newcomers,
@@ -295,7 +323,11 @@ class _OpenState(Struct):
         if membership.is_enabled():
             observers.append(CommitObserver(LOGGED, membership.on_commit))
         return Broker(
-            *(Scheduler(self.ledger), transport, self.store, clock, self.archive),
+            Scheduler(self.ledger),
+            transport,
+            self.store,
+            clock,
+            self.archive,
             blobs=self.blobs,
             observers=observers,
             check_lease=None if self.lease is None else self.lease.check,
@@ -304,8 +336,7 @@ class _OpenState(Struct):
     def retention(self, broker: Broker) -> BlobRetention:
         index = None if self.archive is None else self.archive.index
         return BlobRetention(
-            *(self.blobs, self.ledger, broker.clock, self.store, index),
-            broker.completer.result_of,
+            self.blobs, self.ledger, broker.clock, self.store, index, broker.completer.result_of
         )
 
 
@@ -323,7 +354,9 @@ def _open(
     opened: OpenDatabase | None = None
     store: Store
     if settings.store:
-        opened = open_database(settings, stack, warm)
+        from taskyard.postgresql import driver  # noqa: PLC0415  # an extra
+
+        opened = driver.open_database(settings, stack, warm)
         store = opened.store
     else:
         store = stack.enter_context(closing(SqliteStore(state)))
@@ -343,44 +376,43 @@ def _open(
     return made
 
 
-def _follow(
-    settings: BrokerSettings,
-    host: Host,
-    controls: _Controls,
-    announce: Callable[[str], None],
-) -> WarmState | None:
+def _follow(settings: BrokerSettings, process: _Process) -> WarmState | None:
     """Follow the leader until this broker leads. Return None if it is stopped before."""
     gc.set_threshold(GC_THRESHOLD)
-    opened = _open_standby(settings, host, controls, announce)
+    opened = _open_standby(settings, process)
     if opened is None:
         return None
+    host = process.host
     with closing(opened) as standby:
         host.poller.add(standby.fileno())
         standby.start()
         while not standby.is_over:
             host.poller.wait(None)
-            if controls.should_stop(lambda _rules: None):
+            if process.controls.should_stop(lambda _rules: None):
                 return None
         host.poller.remove(standby.fileno())
         return standby.lead()
 
 
-def _open_standby(
-    settings: BrokerSettings, host: Host, controls: _Controls, announce: Callable[[str], None]
-) -> Standby | None:
-    """Return a standby. One that has led waits for the database. None: it is stopped meanwhile."""
+def _open_standby(settings: BrokerSettings, process: _Process) -> Standby | None:
+    """Return a standby. After a term of this broker, wait for the database.
+
+    Return None if it is stopped meanwhile.
+    """
+    from taskyard.postgresql import driver  # noqa: PLC0415  # an extra
+
     is_logged = False
     while True:
         try:
-            return open_standby(settings, announce)
+            return driver.open_standby(settings, process.announce)
         except UnusableStore as error:
             if not settings.yields or error.__cause__ is None:
                 raise  # its database answers, and its tables can't be used
             if not is_logged:
                 logger.warning("%s: trying again until the database is there", error)
             is_logged = True
-        host.poller.wait(DATABASE_WAIT_NS)
-        if controls.should_stop(lambda _rules: None):
+        process.host.poller.wait(DATABASE_WAIT_NS)
+        if process.controls.should_stop(lambda _rules: None):
             return None
 
 
@@ -392,7 +424,7 @@ def _open_blobs(  # noqa: PLR0913, PLR0917  # all that they depend on
     rows: BlobStore | None = None,
     index: Archive | None = None,
 ) -> BrokerBlobs:
-    """Open the blobs. Those of a state in memory end with it. `rows` are those of a database.
+    """Open the blobs, which end with a state in memory. `rows` are blobs in a database.
 
     `index` has ended tasks.
     """
@@ -406,7 +438,9 @@ def _open_blobs(  # noqa: PLR0913, PLR0917  # all that they depend on
         store = BlobFiles(directory or settings.state / blobs.FOLDER, durable=is_durable)
     stack.enter_context(closing(store))
     return BrokerBlobs(
-        *(store, identity.hex(), lambda: limits.blobs),
+        store,
+        identity.hex(),
+        lambda: limits.blobs,
         durable=is_durable,
         shared=settings.blobs_directory is not None and is_durable,
         index=index,
@@ -417,8 +451,8 @@ def _listen(listeners: Listeners, settings: BrokerSettings, keyring: Keyring | N
     """Open the native socket, then the other listeners."""
     listeners.open(NATIVE, [endpoints.native_endpoint(settings.state)])
     for name, text in settings.listen:
-        places, section = endpoints.split_endpoints(text), settings.tables.get(name)
-        listeners.open(name, places, keyring, secure=settings.secure, section=section)
+        found, section = endpoints.split_endpoints(text), settings.tables.get(name)
+        listeners.open(name, found, keyring, secure=settings.secure, section=section)
 
 
 class _Controls:
@@ -460,10 +494,10 @@ class Housekeeping:
         self._retention = opened.retention(broker)
         self._broker = broker
         self._lease = opened.lease
-        self.handover = None if opened.lease is None else Handover(opened.lease)
+        self.handover = None if opened.lease is None else opened.lease.handover
 
     def run_step(self, now_ns: int) -> None:
-        """Run a step, and set when the next one is due."""
+        """Run a step, and set when the next step is due."""
         waits = [IDLE_NS, self._retention.run_step()]
         for log in self._logs:
             log.log_if_due()

@@ -4,6 +4,10 @@ Owns which socket a message came from and its reply goes to, and which peers do 
 of such peers are ignored until they have read earlier replies, because their outcome could not be
 reported. Messages from sockets that require keys pass the `Authenticator`. The dialects interpret
 the messages.
+
+ZeroMQ reconnects silently, and messages on the old connection are lost. A peer without a routing id
+of its own gets a new id with each connection, so its route shows that. For all others,
+`Connections` owns the latest connection of each route.
 """
 
 from __future__ import annotations
@@ -13,13 +17,12 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from taskyard.broker.connections import Connections
 from taskyard.broker.requests import BYTES_PER_TURN_MAX, DECODING_NS_MAX, MESSAGES_PER_TURN_MAX
 from taskyard.core.effects import Assign
 from taskyard.core.events import AssignmentUnsent, WorkerRegistered
 from taskyard.net.accepted import peer_address
 from taskyard.net.outbound import COUNTED_BYTES_MIN, RETRY_NS, Outbound
-from taskyard.wire.dialect import ASSIGNED, DIALECTS_MAX, collecting
+from taskyard.wire.dialect import ASSIGNED, DIALECTS_MAX, chose_its_id, collecting
 from taskyard.wire.native.development import PEER_TEXT
 from taskyard.wire.seen_relays import RefusedPeer
 
@@ -36,13 +39,44 @@ if TYPE_CHECKING:
     from taskyard.wire.roles import AuthenticatedPeer
     from taskyard.wire.seen_relays import SeenRelay
 
+#: Routes that are kept, of the latest connections. A peer beyond them is not noticed when it
+#: reconnects.
+ROUTES_MAX: Final = 20_000
+
+
+class Connections:
+    """The latest connection of each route whose peer chose its routing id."""
+
+    def __init__(self) -> None:
+        self._latest: dict[bytes, tuple[int, int]] = {}
+
+    def is_renewed(self, route: bytes, find: Callable[[], tuple[int, int]]) -> bool:
+        """Return whether a message of a route came by another connection than the message before.
+
+        `find` returns the connection of the message. It costs a system call, and is not called for
+        routes that ZeroMQ assigned.
+        """
+        if not chose_its_id(route):
+            return False
+        connection = find()
+        latest = self._latest.get(route)
+        is_closed = not connection[1]  # a message that was read after its connection ended
+        if latest == connection or (is_closed and latest is not None):
+            return False
+        self._latest.pop(route, None)
+        self._latest[route] = connection
+        if len(self._latest) > ROUTES_MAX:
+            del self._latest[next(iter(self._latest))]
+        return latest is not None
+
+
 logger = logging.getLogger("taskyard.broker")
 
 
 #: Addresses of refused peers that are logged.
 REFUSED_MAX: Final = 1_000
 
-#: Messages received from one socket before the next one is read.
+#: Messages received from one socket before the next socket is read.
 _MESSAGES_AT_ONCE: Final = 32
 
 
@@ -71,7 +105,7 @@ class DialectRouter:
         for one in self._dialects:
             one.timers.join(self.timers)
         self._prefixes = [(one.prefix, one) for one in self._dialects if one.prefix]
-        #: The first dialect, if it collects replies. Others collect none.
+        #: The first dialect, if it collects replies. No other does.
         self._collecting = found = collecting(self._dialects[0])
         self.collected: tuple[Sized, ...] = () if found is None else found.collected
 
@@ -217,7 +251,7 @@ class SocketTransport:
     ) -> Sequence[Event]:
         """Return the events of a message. Report the addresses of new peers."""
         ahead: Sequence[Event] = ()
-        # Only a peer that chose its routing id has the same one on a new connection.
+        # Only a peer that chose its routing id has the same id on a new connection.
         if route[1:2] != ASSIGNED and self._connections.is_renewed(route, wire.connection_of_last):
             ahead = self._dialect.reconnected(route, now_ns)
         if wire.is_secure:
@@ -236,7 +270,7 @@ class SocketTransport:
 
     def _note_newcomers(self, wire: ZmqSocket) -> None:
         """Set the address of peers that sent the last message, unless the connection has ended. Log
-        those of refused peers."""
+        refused peers."""
         with suppress(OSError):
             address = peer_address(wire.connection_of_last()[0])
             for one in self._newcomers:
@@ -246,7 +280,7 @@ class SocketTransport:
         self._newcomers.clear()
 
     def _log_refused(self, address: str) -> None:
-        """Log a peer of a development version, unless one of its machine was logged."""
+        """Log a peer of a development version, unless a peer of its machine was logged."""
         host = address.rpartition(":")[0] or address
         if host not in self._refused and len(self._refused) < REFUSED_MAX:
             self._refused[host] = None

@@ -1,33 +1,139 @@
 """The broker's turn: receive, decide, commit, complete, reply.
 
-A reply leaves after the commit of its records and after every commit before, on which one without
-records depends too. A commit serves all that arrived meanwhile. A stage that nothing needs costs no
-call: types of events and effects, or a plain attribute, lead to it. Knows no sockets, no dialects.
+A reply leaves after the commit of its records and after every commit before, on which a reply
+without records depends too. A commit serves all that arrived meanwhile. A stage that nothing needs
+costs no call: types of events and effects, or a plain attribute, lead to it. Knows no sockets, no
+dialects.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import Final, NamedTuple, Protocol
 
-from taskyard.broker import environment
 from taskyard.broker.blobs import BrokerBlobs
 from taskyard.broker.completer import KINDS, Completer
-from taskyard.broker.environment import CatchUp, CommitObserver, Environment, EventTransport
+from taskyard.broker.contents import WITH_BYTES, take_in
 from taskyard.broker.requests import ESTIMATED, Requests
-from taskyard.broker.whole_bytes import WITH_BYTES, take_in
+from taskyard.core.context import Context
 from taskyard.core.counters import turn_histogram
 from taskyard.core.effects import Accepted, Assign, Effect, Settled
-from taskyard.core.events import Event, TimePassed
+from taskyard.core.events import ClockSet, DiskSpaceChanged, Event, OutputSpaceChanged, TimePassed
+from taskyard.core.limits import SECOND_NS
 from taskyard.core.records import AnyRecord
 from taskyard.core.scheduler import Scheduler
-from taskyard.core.timer_heap import AT_ONCE_NS, NEVER_NS
+from taskyard.core.timer_heap import AT_ONCE_NS, NEVER_NS, TimerHeap
 from taskyard.journal.blob_names import NAMING
 from taskyard.journal.recovery import EndedTaskIndex, encode, recall_for_event
-from taskyard.journal.store import Store
+from taskyard.journal.store import DISK_RESERVE_BYTES, Store
 from taskyard.net.protocols import Clock
+
+#: The wall clock may drift this far from the monotonic clock before it counts as a jump.
+CLOCK_DRIFT_NS_MAX: Final = SECOND_NS // 100
+
+#: How often the disk's free space is checked: after a time, and after this many bytes.
+CHECK_NS: Final = SECOND_NS
+CHECK_BYTES: Final = 4 * 1024 * 1024
+
+#: Timers that are this late were not delayed by the work of a turn.
+HELD_UP_NS: Final = 2 * SECOND_NS
+
+#: The longest delay of timers, however much arrives.
+CATCH_UP_NS: Final = 5 * SECOND_NS
+
+
+class EventTransport(Protocol):
+    """Receives events and sends effects, over sockets or a simulated network."""
+
+    #: The deadlines of its dialects, run by the turn.
+    timers: TimerHeap
+
+    def receive(self, wait_ns: int | None) -> Sequence[Event]:
+        """Return a bounded number of events. Waits up to `wait_ns` for one, or forever for None."""
+
+    def send(self, effects: Sequence[Effect]) -> Sequence[Event]:
+        """Send effects. Returns effects that could not be delivered, as events."""
+
+    def is_reading(self, client: bytes) -> bool:
+        """Return whether a client reads its replies."""
+
+
+class CommitObserver(NamedTuple):
+    """Is told of durable rows."""
+
+    #: The rows with a record of these types.
+    kinds: frozenset[type]
+    #: Called with the sequence of a row and its records.
+    observe: Callable[[int, Sequence[AnyRecord]], None]
+
+
+class CatchUp:
+    """Delays late timers until the broker has read the messages that arrived meanwhile.
+
+    After a pause, heartbeats of workers are still unread, and a turn reads a bounded number. Timers
+    that ran first would expire workers that are alive.
+    """
+
+    def __init__(self) -> None:
+        #: When timers run in any case. 0 while the broker is not late.
+        self._ends_ns = 0
+
+    def is_over(self, earliest_ns: int, now_ns: int, *, has_read: bool) -> bool:
+        """Return whether timers run now, of which the first was due at `earliest_ns`.
+
+        `has_read` is whether this turn received something.
+        """
+        if has_read and now_ns - earliest_ns >= HELD_UP_NS:
+            self._ends_ns = self._ends_ns or now_ns + CATCH_UP_NS
+            if now_ns < self._ends_ns:
+                return False
+        self._ends_ns = 0
+        return True
+
+
+class Environment:
+    """The clock and the disk of a broker."""
+
+    def __init__(
+        self, context: Context, store: Store, clock: Clock, blobs: BrokerBlobs | None = None
+    ) -> None:
+        self._context = context
+        self._store = store
+        self._clock = clock
+        self._blobs = blobs
+        #: Bytes written since the last check. The next is due after `CHECK_BYTES`, or at this time.
+        self.bytes_written = 0
+        self.check_at_ns = 0
+        self._output_problem = ""
+
+    def check(self, now_ns: int) -> list[Event]:
+        """Return what has changed: the clock was set, the disk is full or has room again."""
+        self.check_at_ns, self.bytes_written = now_ns + CHECK_NS, 0
+        found: list[Event] = []
+        wall_ns = self._clock.wall_ns()
+        if abs(wall_ns - now_ns - self._context.wall_offset_ns) > CLOCK_DRIFT_NS_MAX:
+            found.append(ClockSet(now_ns, wall_ns))
+        accepting = self._disk_free_bytes() > DISK_RESERVE_BYTES
+        if accepting is not self._context.accepting:
+            found.append(DiskSpaceChanged(now_ns, accepting))
+        return found
+
+    def _disk_free_bytes(self) -> int:
+        """Return the free bytes of the fullest disk: blobs may have their own."""
+        free = self._store.disk_free_bytes()
+        of_blobs = None if self._blobs is None else self._blobs.disk_free_bytes()
+        return free if of_blobs is None else min(free, of_blobs)
+
+    def output_space_changed(self) -> OutputSpaceChanged | None:
+        """Return whether tasks are accepted that may have output, if that has changed."""
+        problem = "" if self._blobs is None else self._blobs.problem()
+        if problem == self._output_problem:
+            return None
+        self._output_problem = problem
+        return OutputSpaceChanged(0, problem)
 
 
 class Broker:
-    """One scheduler, one journal, one transport."""
+    """A scheduler, a journal and a transport."""
 
     def __init__(  # noqa: PLR0913  # all parts of a broker
         self,
@@ -114,14 +220,14 @@ class Broker:
         return None if wake_at_ns == NEVER_NS else max(0, wake_at_ns - self.clock.monotonic_ns())
 
     def _decide(self, arrived: Sequence[Event], now_ns: int) -> list[Effect]:
-        """Handle all events of a turn. Those that cost much may wait for a later one."""
+        """Handle all events of a turn. Costly events may wait for a later turn."""
         effects, timers, has_read = list[Effect](), self.timers, bool(arrived)
         scheduler, requests, machine = self.scheduler, self.requests, self.environment
-        is_due = now_ns >= machine.check_at_ns or machine.bytes_written >= environment.CHECK_BYTES
+        is_due = now_ns >= machine.check_at_ns or machine.bytes_written >= CHECK_BYTES
         drift_ns = self.clock.wall_ns() - now_ns - scheduler.context.wall_offset_ns
-        if is_due or abs(drift_ns) > environment.CLOCK_DRIFT_NS_MAX:
+        if is_due or abs(drift_ns) > CLOCK_DRIFT_NS_MAX:
             self._undelivered = [*machine.check(now_ns), *self._undelivered]
-        # Timers of dialects become events. Those that are late wait, as does `TimePassed` below.
+        # Timers of dialects become events. Late timers wait, as does `TimePassed` below.
         due = [] if timers.heap[0][0] else timers.pop_due(AT_ONCE_NS)
         earliest_ns = min(timers.heap[0][0], self._wake_at_ns)
         is_late = earliest_ns <= now_ns

@@ -5,9 +5,8 @@ import gc
 import click
 from msgspec import structs
 
-from taskyard.broker.broker_settings import BrokerSettings
 from taskyard.broker.compaction import CompactionLimits
-from taskyard.broker.server import SettingsReloader, serve
+from taskyard.broker.server import BrokerSettings, SettingsReloader, serve
 from taskyard.cli import daemon_options
 from taskyard.cli.commands import Command
 from taskyard.cli.connection import removed_if_unused

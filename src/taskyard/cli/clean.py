@@ -89,13 +89,13 @@ def clean(  # noqa: PLR0913  # one per option
     """
     if older_than is None and campaign is None and keep_size is None and not everything:
         raise UserError("clean: give --older-than, --campaign, --keep-size or --every-file")
-    from taskyard.broker import database  # noqa: PLC0415  # not for `taskyard --help`
+    from taskyard.journal import state_store  # noqa: PLC0415  # not for `taskyard --help`
 
     state, since_ns = local_state(cli_context), time.time_ns() - _USED_NS
     if campaign is not None:
         with connect_read_only(cli_context) as broker:
             check_campaign(broker, campaign)
-    with closing(database.open_blobs(state, cli_context.settings().blobs.directory)) as store:
+    with closing(state_store.open_blobs(state, cli_context.settings().blobs.directory)) as store:
         files, active = _found(store, state)
         if campaign is not None:
             files = [file for file in files if {found for found, _ in file.tasks} == {campaign}]
@@ -119,15 +119,14 @@ def _found(store: BlobStore, state: Path) -> tuple[list[_File], set[str]]:
     """
     from taskyard.broker.results import ResultLoader  # noqa: PLC0415  # not for `taskyard --help`
     from taskyard.broker.rows import Budget, DecodedRows  # noqa: PLC0415  # as above
-    from taskyard.journal import recovery, witness  # noqa: PLC0415  # as above
+    from taskyard.journal import recovery, state_store, witness  # noqa: PLC0415  # as above
     from taskyard.journal.archive import Archive  # noqa: PLC0415  # as above
     from taskyard.journal.blob_names import blobs_needed, tasks_by_blob  # noqa: PLC0415
-    from taskyard.journal.state_store import open_reader  # noqa: PLC0415
 
     witnessed = witness.read(state)
     if witnessed is None:
         return [], set()
-    with open_reader(state, *witnessed) as rows, Archive(state) as index:
+    with state_store.open_reader(state, *witnessed) as rows, Archive(state) as index:
         ledger = recovery.open_ledger(state, rows)
         tasks = tasks_by_blob(rows, index)
         loader = ResultLoader(DecodedRows(rows), index, ledger, store)

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 import click
 import msgspec
@@ -28,18 +26,13 @@ from taskyard.errors import (
     StateLocked,
     UnknownName,
     UnusableFile,
-    UnusableStore,
     UserError,
 )
 from taskyard.journal import state_check, state_store
 from taskyard.journal.compaction import CompactionResult
 from taskyard.journal.lock import StateLock
 from taskyard.journal.state_check import StateReport
-from taskyard.net.keyring import DIRECTORY_NAME
 from taskyard.process.state_files import LOCK_FILE, lock_holder
-
-if TYPE_CHECKING:
-    from taskyard.journal.postgres.database import Connection
 
 #: Checks beside a broker, until one is sound.
 _LIVE_CHECKS_MAX: Final = 3
@@ -93,11 +86,6 @@ class JournalCompactDocument(
     version: Literal[1] = 1
 
 
-def _example(line: str) -> str:
-    """Return the example at the end of a help text. Click keeps its lines."""
-    return f"\b\nExample:\n  taskyard journal {line}"
-
-
 @click.group(cls=Group, no_args_is_help=True)
 def journal() -> None:
     """Check, export or compact a state directory.
@@ -107,7 +95,7 @@ def journal() -> None:
     """
 
 
-@journal.command(epilog=_example("check --state ./.taskyard --deep"))
+@journal.command(epilog=example("journal check --state ./.taskyard --deep"))
 @click.option("--deep", is_flag=True, help="Also replay all rows and read all files.")
 @click.pass_obj
 def check(cli_context: CliContext, *, deep: bool) -> ExitCode:
@@ -136,7 +124,7 @@ def check(cli_context: CliContext, *, deep: bool) -> ExitCode:
     return ExitCode.STATE_DAMAGED if findings.wrong else ExitCode.OK
 
 
-@journal.command(epilog=_example("export --state ./.taskyard --out ./history"))
+@journal.command(epilog=example("journal export --state ./.taskyard --out ./history"))
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
@@ -177,7 +165,7 @@ def export(cli_context: CliContext, out: Path) -> None:
         click.echo(f"nothing to export: written up to row {made.sequence}")
 
 
-@journal.command(epilog=_example("compact --state ./.taskyard"))
+@journal.command(epilog=example("journal compact --state ./.taskyard"))
 @click.pass_obj
 def compact(cli_context: CliContext) -> None:
     """Move the rows of the journal to the history.
@@ -283,11 +271,6 @@ def _contents(findings: StateReport) -> list[str]:
 _TASKS_MAX: Final = 1_000
 
 
-def _store_example(line: str) -> str:
-    """Return the example at the end of a help text. Click keeps its lines."""
-    return f"\b\nExample:\n  taskyard store {line}"
-
-
 @click.group(cls=Group, no_args_is_help=True)
 def store() -> None:
     """Create a store in PostgreSQL, or move a state.
@@ -349,15 +332,14 @@ def init(
     if outbox:
         _show_outbox(cli_context, url, retry, drop)
         return
-    with _database(url) as connection:
-        from taskyard.journal.postgres import database  # noqa: PLC0415  # an extra
+    from taskyard.postgresql import database  # noqa: PLC0415  # an extra
 
-        created = database.init(connection)
-        what = "created a store" if created else "has a store already"
-        click.echo(f"{database.describe(url)}: {what}")
+    with database.usable(url), database.connect(url) as connection:
+        what = "created a store" if database.init(connection) else "has a store already"
+    click.echo(f"{database.describe(url)}: {what}")
 
 
-@store.command(epilog=_store_example("move .taskyard postgresql://taskyard@db.example/taskyard"))
+@store.command(epilog=example("store move .taskyard postgresql://taskyard@db.example/taskyard"))
 @click.argument("source")
 @click.argument("target")
 @click.pass_obj
@@ -375,15 +357,15 @@ def move(cli_context: CliContext, source: str, target: str) -> None:
     is_to_database = _is_url(target)
     if is_to_database == _is_url(source):
         raise click.UsageError("one of SOURCE and TARGET must be a URL, the other a directory")
-    with _extra():
-        from taskyard.journal.postgres import database, move  # noqa: PLC0415  # an extra
+    from taskyard.postgresql import database, move  # noqa: PLC0415  # an extra
+
     state = Path(source if is_to_database else target)
-    shared, keys = cli_context.settings().blobs.directory, state / DIRECTORY_NAME
+    shared = cli_context.settings().blobs.directory
     try:
         if is_to_database:
-            head, place = move.to_database(state, target, shared, keys), database.describe(target)
+            head, place = move.to_database(state, target, shared), database.describe(target)
         else:
-            head, place = move.to_directory(source, state, shared, keys), target
+            head, place = move.to_directory(source, state, shared), target
     except OSError as error:
         text = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         raise UnusableFile(text) from error
@@ -394,23 +376,17 @@ def _show_outbox(
     cli_context: CliContext, url: str, retry: tuple[int, ...], drop: tuple[int, ...]
 ) -> None:
     """List the outbox, or retry and drop tasks of it."""
-    with _database(url) as connection:
-        from taskyard.journal.postgres import database, outbox  # noqa: PLC0415  # an extra
+    from taskyard.postgresql import database, outbox  # noqa: PLC0415  # an extra
 
-        database.check_tables(connection)
+    with database.open_store(url) as connection:
         retried, dropped = outbox.retry(connection, retry), outbox.drop(connection, drop)
         missing = sorted({*retry, *drop} - {*retried, *dropped})
         if missing:
             raise UnknownName(f"outbox: no refused task {missing[0]}", str(missing[0]))
         found = outbox.entries(connection, 0, _TASKS_MAX)
     tasks = [
-        OutboxTask(
-            *(one.id, one.name, one.campaign, one.submitted_by, one.submitted),
-            state="new" if one.code is None else "refused",
-            code=one.code,
-            reason=one.reason,
-        )
-        for one in found
+        OutboxTask(**entry._asdict(), state="new" if entry.code is None else "refused")
+        for entry in found
     ]
     if cli_context.as_json:
         print_document(StoreOutboxDocument(tasks=tasks, retried=retried, dropped=dropped))
@@ -431,37 +407,17 @@ def _print_tasks(tasks: list[OutboxTask]) -> None:
     now = time.time()
     rows = [
         (
-            *(one.id, spelling(one.campaign, one.name), one.submitted_by),
-            *(moment_cell(one.submitted, now), one.state, escape_line(one.reason or "")),
+            task.id,
+            spelling(task.campaign, task.name),
+            task.submitted_by,
+            moment_cell(task.submitted, now),
+            task.state,
+            escape_line(task.reason or ""),
         )
-        for one in tasks
+        for task in tasks
     ]
     print_table(("ID", "TASK", "BY", "SUBMITTED", "STATE", "REASON"), rows, wrapped=("REASON",))
 
 
 def _is_url(text: str) -> bool:
     return text.startswith(("postgresql://", "postgres://"))
-
-
-@contextmanager
-def _extra() -> Iterator[None]:
-    try:
-        yield
-    except ImportError as error:
-        raise NotInstalled(
-            f"store: needs {error.name} (`pip install 'taskyard[postgres]'`)"
-        ) from error
-
-
-@contextmanager
-def _database(url: str) -> Iterator[Connection]:
-    with _extra():
-        import psycopg  # noqa: PLC0415  # an extra
-
-        from taskyard.journal.postgres import database  # noqa: PLC0415  # an extra
-    with database.open_database(url) as connection:
-        try:
-            yield connection
-        except psycopg.Error as error:
-            text = database.text_of(error)
-            raise UnusableStore(f"{database.describe(url)}: {text}") from error

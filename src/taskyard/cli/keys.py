@@ -270,7 +270,7 @@ def _keyring(cli_context: CliContext, state: Path) -> Keyring:
         known = cli_context.settings().broker.store
     if not known:
         return Keyring(state)
-    from taskyard.broker.database import keyring_of  # noqa: PLC0415  # slow to import
+    from taskyard.postgresql.driver import keyring_of  # noqa: PLC0415  # slow to import
 
     return keyring_of(state, known)
 

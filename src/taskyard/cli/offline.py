@@ -11,13 +11,12 @@ from contextlib import ExitStack, closing
 from itertools import count
 from typing import TYPE_CHECKING, NoReturn
 
-from taskyard.broker import database
 from taskyard.broker.completer import Completer
 from taskyard.client.internal import InternalClient
 from taskyard.core.events import ClockSet
 from taskyard.core.scheduler import Scheduler
 from taskyard.errors import NoBroker, StateLocked
-from taskyard.journal import readonly, recovery, state_store
+from taskyard.journal import recovery, sqlite, state_store
 from taskyard.journal.archive import Archive
 from taskyard.net.protocols import SystemClock
 from taskyard.process.state_files import LOCK_FILE, lock_holder
@@ -58,10 +57,10 @@ class OfflineClient(InternalClient):
         self._open = ExitStack()
         try:
             directory = self._open.enter_context(state_store.in_sqlite(state))
-            store = self._open.enter_context(readonly.open_reader(directory))
-            index = self._open.enter_context(Archive(directory, readonly.connect))
+            store = self._open.enter_context(sqlite.open_stopped(directory))
+            index = self._open.enter_context(Archive(directory, sqlite.connect_readonly))
             ledger = recovery.open_ledger(directory, store, index)
-            kept = self._open.enter_context(closing(database.open_blobs(state)))
+            kept = self._open.enter_context(closing(state_store.open_blobs(state)))
         except BaseException:
             self._open.close()
             raise

@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TextIO
 
 import click
 
-from taskyard.broker.broker_settings import BrokerSettings
-from taskyard.broker.server import serve
+from taskyard.broker.server import BrokerSettings, serve
 from taskyard.cli.commands import Group
 from taskyard.cli.daemon_options import open_log, read_listen
 from taskyard.cli.format import escape_line, format_count

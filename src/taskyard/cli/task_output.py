@@ -54,14 +54,13 @@ from taskyard.errors import (
     UnknownName,
     UserError,
 )
-from taskyard.journal import readonly
+from taskyard.journal import sqlite
 from taskyard.journal.archive import Archive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from taskyard.cli.connection import ReadOnlyClient
-    from taskyard.cli.options import CliContext
     from taskyard.core.blobs import Result
     from taskyard.core.model import EndedTask
 
@@ -502,7 +501,7 @@ class CampaignTasks:
         location = broker_location(cli_context)
         if location.broker is not None:
             return
-        open_file = readonly.connect if is_offline(broker) else None
+        open_file = sqlite.connect_readonly if is_offline(broker) else None
         with Archive(location.state, open_file) as archive:
             rows = map(self._row, archive.ended_in(encode_text(self._campaign)))
             self._database.executemany(_ADD_ARCHIVED, rows)

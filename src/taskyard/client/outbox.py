@@ -149,7 +149,7 @@ class OutboxBase:
     ) -> Steps[str]:
         """Submit one task when the transaction commits: a function, an argv, or bytes.
 
-        Arguments are those of `Client.submit`. Returns the full name of the task, which
+        Arguments are as for `Client.submit`. Returns the full name of the task, which
         `client.future` takes after the commit. Raises `UserError` for invalid arguments, and the
         driver's errors. The task runs where its worker was started, and large arguments are a part
         of the task, which has at most 16 MiB.
@@ -230,7 +230,7 @@ class Outbox(OutboxBase, BlockingRunner):
     """Submits tasks in the transaction of a connection to PostgreSQL.
 
     The broker of that database runs them after the commit, each once, and never after a rollback.
-    The connection is one of psycopg, another driver or Django, or a session or connection of
+    The connection is of psycopg, another driver or Django, or a session or connection of
     SQLAlchemy. Needs no client.
     """
 

@@ -41,7 +41,7 @@ FILE_NAME: Final = "finished.sqlite"
 #: The format's version. A change needs a new number, the old reader and a golden file.
 FORMAT: Final = b"1"
 
-#: `attempt`: 0 in the row of an end. `record`: the one that ended the task, or had the output.
+#: `attempt`: 0 in the row of an end. `record`: the record that ended the task, or had the output.
 #: `head`: the `EndedTask`, empty in rows of output. `content`: stdout and stderr, or the result, or
 #: the cause of a cancellation. Both begin with a checksum.
 TABLES: Final = {
@@ -55,7 +55,7 @@ TABLES: Final = {
 #: The attempt in the row of an end. Attempts count from 1.
 END: Final = 0
 
-#: An older end never replaces a newer one, so a repeated compaction changes nothing.
+#: An older end never replaces a newer end, so a repeated compaction changes nothing.
 _UPSERT = (
     "INSERT INTO ended VALUES (?, ?, ?, ?, ?) ON CONFLICT (name, attempt) DO UPDATE SET "
     "record = excluded.record, head = excluded.head, content = excluded.content "
@@ -220,7 +220,7 @@ class Archive:
         return _streams(*found[0]) if found else None
 
     def blobs_named(self, blobs: list[str]) -> set[str]:
-        """Return those of these blobs that a result or an output names."""
+        """Return the given blobs that a result or an output names."""
         found = self._among("SELECT DISTINCT blob FROM blobs WHERE blob", blobs)
         return {blob for (blob,) in found}
 
@@ -251,7 +251,7 @@ class Archive:
         return ends
 
     def ended_in(self, campaign: bytes) -> Iterator[EndedTask]:
-        """Yield the ended tasks of a campaign by name, one at a time."""
+        """Yield the ended tasks of a campaign by name."""
         query, values = _SELECT_ENDS, []
         if campaign:  # its keys begin with it
             first = prefix(campaign)
@@ -320,7 +320,7 @@ class ArchiveWriter:
             raise self._failed(error) from error
 
     def add(self, rows: list[IndexRow]) -> None:
-        """Add rows. Those of one name and attempt must be in the order of their records.
+        """Add rows. Rows of one name and attempt must be in the order of their records.
 
         They are sorted by name, so each page of a large index is written once.
         """
@@ -373,11 +373,11 @@ def _blobs_named(rows: Sequence[IndexRow]) -> Iterator[tuple[str, bytes]]:
 
 def _batches(rows: list[IndexRow]) -> Iterator[list[IndexRow]]:
     start = size = 0
-    for place, row in enumerate(rows, 1):
+    for count, row in enumerate(rows, 1):
         size += len(row.content)
-        if place - start == ROWS_PER_TRANSACTION or size > SYNC_BYTES:
-            yield rows[start:place]
-            start, size = place, 0
+        if count - start == ROWS_PER_TRANSACTION or size > SYNC_BYTES:
+            yield rows[start:count]
+            start, size = count, 0
     if start < len(rows):
         yield rows[start:]
 

@@ -1,4 +1,4 @@
-"""Blobs in a directory: of a state, or one that several machines mount.
+"""Blobs in a directory: of a state, or a directory that several machines mount.
 
 Owns the layout of the directory. A blob appears under its name when all of it is on disk, and never
 changes. So any number of processes may store and read blobs at once: the broker, and its clients
@@ -62,13 +62,13 @@ _PART_CHARACTERS: Final = 200
 #: Ends the last part.
 _STREAM_SUFFIX: Final = ".stream"
 
-#: Unfinished files of local processes. One that died leaves some behind.
+#: Unfinished files of local processes. A process that died leaves some behind.
 UNFINISHED_FOLDER: Final = "unfinished"
 
-#: Streams kept open. Opening one costs as much as writing a chunk.
+#: Streams kept open. Opening a stream costs as much as writing a chunk.
 OPEN_STREAMS_MAX: Final = 64
 
-#: Bytes written between two syncs. A broker's own sync waits for the one that is under way, and a
+#: Bytes written between two syncs. A broker's own sync waits for the sync that is under way, and a
 #: stream has little left to sync when it is sealed.
 SYNC_BYTES: Final = 16 << 20
 
@@ -83,7 +83,7 @@ REMOVED_HINT: Final = "`taskyard clean` and blobs.keep remove them"
 
 
 class StoreTerms(Struct, frozen=True):
-    """How a directory of blobs is used. Its broker writes them."""
+    """How a directory of blobs is used. The broker writes this."""
 
     #: Identifies the directory, which may be mounted by several machines.
     identity: str
@@ -119,7 +119,8 @@ class BlobFiles(BlobStore):
         self.directory = directory
         self._durable = durable
         self._open: OrderedDict[StreamKey, _OpenStream] = OrderedDict()
-        #: Folders that this process has synced. A killed one may have left names in others.
+        #: Folders that this process has synced. A killed process may have left names in other
+        #: folders.
         self._synced: set[str] = set()
         #: This process has created it. If it is gone, it is not mounted, and not created again.
         self._is_created = False
@@ -395,8 +396,8 @@ class BlobFiles(BlobStore):
                     if is_name(path.name):
                         yield from _found(path.name, path)
         streams = self.directory / STREAMS_FOLDER
-        for place, _, names in os.walk(streams):
-            for path in (Path(place, name) for name in sorted(names)):
+        for parent, _, names in os.walk(streams):
+            for path in (Path(parent, name) for name in sorted(names)):
                 text = "".join(path.relative_to(streams).parts).removesuffix(_STREAM_SUFFIX)
                 with contextlib.suppress(ValueError):  # not a stream
                     yield from _found(StreamKey.decode(unquote_to_bytes(text)), path)
@@ -426,7 +427,7 @@ class BlobFiles(BlobStore):
     def show_hidden(self) -> None:
         """Give blobs their names again that a killed process has hidden: a task may name them.
 
-        A process that is about to remove one finds it gone, and leaves it to the next sweep.
+        A process that is about to remove a blob finds it gone, and leaves it to the next sweep.
         """
         for hidden in _entries(self.directory / UNFINISHED_FOLDER):
             if hidden.suffix == _HIDDEN_SUFFIX and is_name(hidden.stem):
@@ -438,7 +439,7 @@ class BlobFiles(BlobStore):
                         hidden.rename(path)
 
     def remove_unfinished(self, unused_since_ns: int) -> int:
-        """Remove what processes left behind that died. Return the bytes of the rest."""
+        """Remove what processes left behind that died. Return the bytes that stay."""
         bytes_left = 0
         self.show_hidden()
         for path in _entries(self.directory / UNFINISHED_FOLDER):
@@ -452,7 +453,7 @@ class BlobFiles(BlobStore):
 
 
 def _check(descriptor: int, path: Path) -> None:
-    """Compare a file with its name, once. Remove one that is damaged."""
+    """Compare a file with its name, once. Remove a damaged file."""
     found, name = os.fstat(descriptor), path.name
     key = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
     if key in _checked:

@@ -48,10 +48,10 @@ def _of_contents(
             return
     except TypeError:  # some are blobs
         pass
-    for place, content in enumerate(contents):
+    for index, content in enumerate(contents):
         if isinstance(content, Blob) or content.startswith(PICKLE_MARK):  # few of many
             for blob in blobs_of(content):
-                yield blob, names[place : place + 1]
+                yield blob, names[index : index + 1]
 
 
 def blobs_needed(task: Task, result_of: Callable[[bytes], Content | None]) -> set[str]:
@@ -70,7 +70,7 @@ def blobs_needed(task: Task, result_of: Callable[[bytes], Content | None]) -> se
 
 
 def tasks_by_blob(rows: StoreReader, index: Archive) -> dict[str, set[bytes]]:
-    """Return the tasks that name each blob, but unfinished ones whose rows are trimmed."""
+    """Return the tasks that name each blob, but unfinished tasks whose rows are trimmed."""
     found: dict[str, set[bytes]] = {}
     for row in rows.rows(rows.anchor.sequence):
         for record in records_of(row, row.record_first - 1):

@@ -32,7 +32,7 @@ _SHOWN_CHARACTERS: Final = 12
 #: Attempts begin at 1. An upload is of none.
 _NO_ATTEMPT: Final = 0
 
-#: Streams whose hash is in memory. Those of others are read again when they are sealed.
+#: Streams whose hash is in memory. All other streams are read again when they are sealed.
 HASHES_MAX: Final = 10_000
 
 #: Bytes that are read at once to be hashed.
@@ -40,13 +40,13 @@ HASHED_BYTES: Final = 1 << 20
 
 
 class BytesDiffer(Exception):
-    """A stream has other bytes at the same place."""
+    """A stream has other bytes at the same offset."""
 
 
 class StreamKey(NamedTuple):
     """The id of bytes that arrive."""
 
-    #: b"": none. Of an upload, the key of its sender.
+    #: Empty without a campaign. Of an upload, the key of its sender.
     campaign: bytes
     #: The name in its campaign. Of an upload, the name of its content.
     name: bytes
@@ -169,7 +169,7 @@ class BlobStore:
         if known:
             self.flush()
             if self._part(key, offset, known) != data[:known]:
-                raise BytesDiffer(f"bytes from {offset:,} on differ from those that are there")
+                raise BytesDiffer(f"bytes from {offset:,} on differ from what is there")
         new = data[known:]
         if new:
             self._extend(key, length, new)
@@ -199,14 +199,14 @@ class BlobStore:
         return True
 
     def length(self, key: StreamKey) -> int:  # noqa: ARG002  # it has none
-        """Return the bytes of a stream, 0 for one that is missing. Raises `OSError`."""
+        """Return the bytes of a stream, 0 if it is missing. Raises `OSError`."""
         return 0
 
     def drop(self, key: StreamKey) -> None:
         """Remove a stream."""
 
     def read(self, blob: BlobId, offset: int, count: int) -> tuple[bytes, int] | None:  # noqa: ARG002
-        """Return some bytes, unchecked, and the length. None: it is missing. Raises `OSError`."""
+        """Return some bytes, unchecked, and the length, unless it is missing. Raises `OSError`."""
         return None
 
     def touch(self, name: str) -> bool:  # noqa: ARG002
@@ -221,7 +221,7 @@ class BlobStore:
         return False
 
     def walk(self) -> Iterator[BlobFile]:
-        """Yield all blobs and streams. Those that disappear meanwhile are skipped."""
+        """Yield all blobs and streams. Skip what disappears meanwhile."""
         return iter(())
 
     def close(self) -> None:

@@ -4,7 +4,7 @@
     blocks     kind, length, CRC-32, body
     trailer    bytes of the caller, then a CRC-32
 
-Each CRC-32 also covers the header, and that of a block its kind, its place in the file and its
+Each CRC-32 also covers the header, and that of a block its kind, its offset in the file and its
 length. So every byte is verified, in any order. A file gets its name when it is complete and on the
 disk. Knows neither kinds nor bodies.
 """
@@ -34,15 +34,15 @@ class BlockWriter:
         self._file = file
         self._crc = crc32(header)
         #: Where the next block begins.
-        self.place = file.write(header)
+        self.offset = file.write(header)
         self.blocks = 0
 
     def add(self, kind: int, body: bytes) -> None:
         """Write a block."""
-        checksum = _checksum(self._crc, kind, self.place, body)
+        checksum = _checksum(self._crc, kind, self.offset, body)
         self._file.write(_BLOCK.pack(kind, len(body), checksum))
         self._file.write(body)
-        self.place += BLOCK_BYTES + len(body)
+        self.offset += BLOCK_BYTES + len(body)
         self.blocks += 1
 
     def end(self, trailer: bytes) -> None:
@@ -51,7 +51,7 @@ class BlockWriter:
 
 
 class BlockFile(BlockWriter):
-    """An unfinished file, which `finish` renames into place. Replaces one of a killed writer."""
+    """An unfinished file, which `finish` renames into place. Replaces that of a killed writer."""
 
     def __init__(self, path: Path, header: bytes) -> None:
         self.path = path
@@ -63,10 +63,10 @@ class BlockFile(BlockWriter):
     def add(self, kind: int, body: bytes) -> None:
         """Write a block. A long file is synced in portions: a long sync delays the broker's."""
         super().add(kind, body)
-        if self.place - self._synced >= SYNC_BYTES:
+        if self.offset - self._synced >= SYNC_BYTES:
             self._file.flush()
             os.fdatasync(self._file.fileno())
-            self._synced = self.place
+            self._synced = self.offset
 
     def finish(self, target: Path, trailer: bytes) -> None:
         """Write the trailer and rename the file. It is durable on return."""
@@ -78,7 +78,7 @@ class BlockFile(BlockWriter):
         sync_directory(target.parent)
 
     def close(self) -> None:
-        """Close an abandoned file. Its write errors don't matter."""
+        """Close an abandoned file. Write errors don't matter."""
         with contextlib.suppress(OSError):
             self._file.close()
 
@@ -121,34 +121,34 @@ class BlockReader:
             raise self._damaged("its end does not match its checksum")
         return trailer
 
-    def _places(self) -> Iterator[tuple[int, int]]:
-        """Yield the place and the kind of each block."""
-        place = len(self._header)
-        while place < self._end:
-            kind, length, _ = self._block_header(place)
-            yield place, kind
-            place += BLOCK_BYTES + length
+    def _block_offsets(self) -> Iterator[tuple[int, int]]:
+        """Yield the offset and the kind of each block."""
+        offset = len(self._header)
+        while offset < self._end:
+            kind, length, _ = self._block_header(offset)
+            yield offset, kind
+            offset += BLOCK_BYTES + length
 
-    def _block(self, place: int) -> tuple[int, bytes]:
+    def _block(self, offset: int) -> tuple[int, bytes]:
         """Return the kind and the body of a block."""
-        kind, length, checksum = self._block_header(place)
-        body = self._read_at(place + BLOCK_BYTES, length)
-        if _checksum(self._crc, kind, place, body) != checksum:
-            raise self._damaged(f"the block at byte {place} does not match its checksum")
+        kind, length, checksum = self._block_header(offset)
+        body = self._read_at(offset + BLOCK_BYTES, length)
+        if _checksum(self._crc, kind, offset, body) != checksum:
+            raise self._damaged(f"the block at byte {offset} does not match its checksum")
         return kind, body
 
-    def _block_header(self, place: int) -> tuple[int, int, int]:
-        left = self._end - place - BLOCK_BYTES
+    def _block_header(self, offset: int) -> tuple[int, int, int]:
+        left = self._end - offset - BLOCK_BYTES
         if left < 0:
-            raise self._damaged(f"the block at byte {place} is truncated")
-        kind, length, checksum = _BLOCK.unpack(self._read_at(place, BLOCK_BYTES))
+            raise self._damaged(f"the block at byte {offset} is truncated")
+        kind, length, checksum = _BLOCK.unpack(self._read_at(offset, BLOCK_BYTES))
         if length > left:
-            raise self._damaged(f"the block at byte {place} has a wrong header")
+            raise self._damaged(f"the block at byte {offset} has a wrong header")
         return kind, length, checksum
 
-    def _read_at(self, place: int, length: int) -> bytes:
+    def _read_at(self, offset: int, length: int) -> bytes:
         try:
-            self._file.seek(place)
+            self._file.seek(offset)
             found = self._file.read(length)
         except OSError as error:
             raise self._failed(error) from error
@@ -157,5 +157,5 @@ class BlockReader:
         return found
 
 
-def _checksum(crc: int, kind: int, place: int, body: bytes) -> int:
-    return crc32(body, crc32(_COVERED.pack(kind, place, len(body)), crc))
+def _checksum(crc: int, kind: int, offset: int, body: bytes) -> int:
+    return crc32(body, crc32(_COVERED.pack(kind, offset, len(body)), crc))

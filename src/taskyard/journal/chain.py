@@ -119,7 +119,7 @@ def unknown_format(what: str, found: int, known: int) -> UnknownFormat:
 
 
 def verify(rows: Iterable[Row], start: Head, witness: Head | None = None) -> Iterator[Row]:
-    """Yield the rows after `start` while each is the one that was written there.
+    """Yield the rows after `start` while each is the row that was written there.
 
     Raises JournalDamaged at the first row that is not, or when the rows end before the witnessed
     head. A witness from before `start` proves nothing: its row is trimmed.

@@ -14,7 +14,7 @@ be repeated:
 
 A run that is killed after any step leaves a state from which the next run reaches the same end. The
 caller holds the state lock, or is the child of a broker that does: the broker runs `export` in
-another process (`compaction_process`) and does the rest itself.
+another process (`compaction_process`) and does everything else itself.
 """
 
 import logging
@@ -228,7 +228,7 @@ def _sound_base(directory: Path, store: StoreReader, through: int) -> tuple[int,
 def _next_segment(store: StoreReader, base: int, head: Head) -> tuple[set[bytes], Head]:
     """Read ahead until the names mentioned fill the memory limit, or up to `head`.
 
-    Return all names in the records, except those that they submit, and the head of the last row.
+    Return all names in the records, except names that they submit, and the head of the last row.
     """
     touched: set[bytes] = set()
     last = head
@@ -254,7 +254,7 @@ def _names_in(record: AnyRecord) -> Iterable[bytes]:
 
 
 class _Replay:
-    """One replay over the rows of a segment, with everything that it writes."""
+    """A replay over the rows of a segment, with everything that it writes."""
 
     def __init__(
         self,
@@ -355,14 +355,14 @@ class _Replay:
             writer.flush_if_full()
 
     def _is_full(self, sequence: int, head: Head) -> bool:
-        """Return whether a part ends here: an existing one, a full one, or the last."""
+        """Return whether a part ends here: an existing part, a full part, or the last."""
         if self._writer is None:
             return sequence in self._whole
         events = self._writer.written["events"] + self._writer.events.rows
         return events >= history.EVENTS_PER_FILE_MAX or sequence == head.sequence
 
     def _close_part(self, sequence: int) -> None:
-        """Close a part and archive ended tasks, so that memory holds those of one part only."""
+        """Close a part and archive ended tasks, so that memory holds tasks of one part only."""
         if self._writer is not None:
             part = HistoryPart(self._first, sequence)
             self._writer.finish(part.path(self._directory), self._first, sequence)

@@ -7,7 +7,7 @@ and prints a `CompactionReport` as JSON. Trimming rows and freeing memory are le
 The child runs at a lower priority, leaves the disk reserve to the broker, and ends with it. Its
 stdin is a pipe from the broker: on Linux SIGIO kills the child when the kernel closes the other
 end. Elsewhere SIGIO is ignored, and the child checks its parent process now and then. A child
-killed at any point leaves a state from which the next one continues.
+killed at any point leaves a state from which the next child continues.
 """
 
 import fcntl
@@ -25,11 +25,11 @@ import msgspec
 from msgspec.structs import asdict
 
 from taskyard.errors import JournalFailed, TaskyardError
-from taskyard.journal import chain, compaction
+from taskyard.journal import chain, compaction, state_store
 from taskyard.journal.chain import Head, seal
 from taskyard.journal.compaction import CompactionResult, DatabaseTerm
 from taskyard.journal.files import free_bytes
-from taskyard.journal.reader import JournalReader
+from taskyard.journal.sqlite import JournalReader
 from taskyard.journal.store import DISK_RESERVE_BYTES
 
 #: Arguments that follow: the state directory and the sealed head, in hexadecimal.
@@ -91,7 +91,7 @@ class CompactionChild:
             return CompactionReport(failed=f"child process {how}")
 
     def kill(self) -> None:
-        """Kill the child. The next one continues from whatever it left."""
+        """Kill the child. The next child continues from whatever it left."""
         self._process.kill()
         self._process.communicate()
 
@@ -120,10 +120,8 @@ def run(directory: Path, sealed: bytes, check_abort: Callable[[], None]) -> Comp
     try:
         described = os.environ.get(DATABASE_VARIABLE)
         if described:
-            from taskyard.journal.postgres import exports  # noqa: PLC0415  # an extra
-
             term = msgspec.json.decode(described, type=DatabaseTerm)
-            outcome = exports.compact(term, directory, found, progress)
+            outcome = state_store.driver().compact(term, directory, found, progress)
             return CompactionReport(**asdict(outcome))
         with JournalReader(directory, *found) as reader:
             outcome = compaction.export(directory, reader, progress)

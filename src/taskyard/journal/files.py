@@ -24,7 +24,7 @@ PRIVATE_DIRECTORY = 0o700
 PRIVATE_FILE = 0o600
 
 #: Bytes written between two syncs. The disk does one sync after another, so a large sync delays
-#: the small one of a broker's turn.
+#: the small sync of a broker's turn.
 SYNC_BYTES: Final = 4 * 1024 * 1024
 
 #: A longer JSON file was written by something else.
@@ -43,7 +43,7 @@ logger = logging.getLogger("taskyard.journal")
 
 
 def check_owner(directory: Path, environment: Mapping[str, str] = os.environ) -> None:
-    """Refuse a state directory of another user, and warn about one that others may write.
+    """Refuse a state directory of another user, and warn if other users may write it.
 
     Its owner could replace any file at any time. Root's is accepted: root can do that anyway.
     """
@@ -121,7 +121,7 @@ def link_directory(link: Path, directory: Path) -> None:
 
 
 def create_private(path: Path, content: bytes) -> None:
-    """Write and sync a new file, replacing one that an earlier attempt left behind."""
+    """Write and sync a new file, replacing what an earlier attempt left behind."""
     with _creating(path) as file:
         file.write(content)
 
@@ -156,7 +156,7 @@ def replace_private(path: Path, content: bytes) -> None:
 
 
 def read_json(path: Path, kind: type[_T]) -> _T | None:
-    """Return the content of a small file. None: it is missing, unreadable or something else."""
+    """Return the content of a small file. None if it is missing, unreadable or something else."""
     try:
         with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
             return msgspec.json.decode(file.read(JSON_BYTES_MAX), type=kind)

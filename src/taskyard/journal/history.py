@@ -1,6 +1,6 @@
 """The history: row files with the events and edges of the journal's rows, which are never changed.
 
-`history/FIRST-LAST.rows` holds those of rows FIRST to LAST. A file is written under another name,
+`history/FIRST-LAST.rows` holds rows FIRST to LAST. A file is written under another name,
 synced and renamed. The ranges follow one another without a gap. An existing file is trusted by its
 name. `docs/journal.md` documents the files and their columns, and tests compare the two.
 """
@@ -52,7 +52,7 @@ def parts(directory: Path) -> list[HistoryPart]:
 def problems(whole: list[HistoryPart], trimmed: int | None, head: int) -> Iterator[JournalDamaged]:
     """Yield gaps, overlaps, and rows beyond the newest row of the journal.
 
-    A gap may follow the last trimmed row, too. None: it is not known.
+    A gap may follow the last trimmed row, too, which is None if it is not known.
     """
     wrong: list[str] = []
     if trimmed is not None and whole and whole[0].first > trimmed + 1:
@@ -74,7 +74,7 @@ def problems(whole: list[HistoryPart], trimmed: int | None, head: int) -> Iterat
 
 
 def losses(whole: list[HistoryPart], trimmed: int, first: int = 1) -> Iterator[JournalDamaged]:
-    """Yield trimmed rows from `first` on before the first file, and those after the last one."""
+    """Yield trimmed rows from `first` on before the first file, and after the last file."""
     begin, end = (whole[0].first, whole[-1].last) if whole else (trimmed + 1, first - 1)
     for lost in ((first, min(begin - 1, trimmed)), (max(end + 1, begin), trimmed)):
         if lost[0] <= lost[1]:
@@ -97,7 +97,7 @@ def _gap_hint(whole: list[HistoryPart], trimmed: int) -> str:
             break
         reached = part.last
     if reached < trimmed:
-        return "restore the files from a backup, or move those before the gap away"
+        return "restore the files from a backup, or move files before the gap away"
     return (
         "nothing is lost, the journal still has these rows: remove the files beyond "
         f"row {reached}, then compact again"

@@ -28,7 +28,7 @@ _STRINGS = pa.list_(pa.field("element", pa.string()))
 #: Columns that row files have in nanoseconds.
 _ROW_COLUMNS: Final = {"time": "time_ns", "due": "due_ns"}
 
-#: Columns that are no numbers, and those that are never null.
+#: Columns that are no numbers, and columns that are never null.
 _TYPES: Final = {
     "time": _TIME,
     "due": _TIME,
@@ -123,7 +123,7 @@ def _string_lists(values: list[Any]) -> pa.Array:
 
 
 def _integers(values: list[Any]) -> pa.Array:
-    """Clamp numbers to the column's range: a peer may send larger ones."""
+    """Clamp numbers to the column's range: a peer may send larger numbers."""
     try:
         return pa.array(values, pa.int64())
     except (OverflowError, pa.ArrowInvalid):

@@ -1,7 +1,7 @@
 """The whole history of a state: its files, and the rows of the journal after them.
 
-Only reads, and takes no lock, so a broker may run. Rows that are in no file yet are written to one
-in a directory of the caller. Damage and gaps are refused with the journal's own errors.
+Only reads, and takes no lock, so a broker may run. Rows that are in no file yet are written to a
+file in a directory of the caller. Damage and gaps are refused with the journal's own errors.
 """
 
 from pathlib import Path

@@ -55,7 +55,7 @@ KINDS: Final[dict[type, bytes]] = {
     records.Refunded: b"refunded",
     records.Edited: b"edited",
 }
-#: The one kind without a record type.
+#: The only kind without a record type.
 READY: Final = b"ready"
 
 #: The state after an event, by its kind. BLOCKED stands for any wait: a `ready` event of the same
@@ -178,9 +178,9 @@ def _shared(number: int, sequence: int, record: AnyRecord) -> Values:
 
 
 def _terms_of(submission: Submission) -> list[Terms]:
-    """Return the terms of each task, or those that all share."""
-    places = submission.terms_at
-    return submission.terms[:1] if places is None else [submission.terms[place] for place in places]
+    """Return the terms of each task, or the terms that all share."""
+    indexes = submission.terms_at
+    return submission.terms[:1] if indexes is None else [submission.terms[at] for at in indexes]
 
 
 def _of_terms(terms: list[Terms], *names: str) -> Values:
@@ -366,7 +366,7 @@ def _by_columns(record: Any) -> Values:  # noqa: ANN401  # any record with `by`
     return {"reason": b"by key " + record.by} if record.by else {}
 
 
-#: The columns of each record type, besides those of its tasks.
+#: The columns of each record type, besides the columns of its tasks.
 _COLUMNS_BY_RECORD: Final[dict[type, Callable[[Any], Values]]] = {
     records.Finished: _finish_columns,
     records.Failed: _failure_columns,
@@ -398,5 +398,5 @@ def _write_edges(
     tasks = [name for name, after in zip(names, column, strict=True) for _ in after]
     if tasks:
         after = [one for names in column for one in names]
-        place: Values = {"sequence": shared["sequence"], "record": shared["record"]}
-        edges.add(len(tasks), {**place, "task": tasks, "after": after})
+        keys: Values = {"sequence": shared["sequence"], "record": shared["record"]}
+        edges.add(len(tasks), {**keys, "task": tasks, "after": after})

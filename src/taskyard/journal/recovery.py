@@ -1,9 +1,9 @@
 """Recovery: load the newest sound snapshot, then `apply` the rows after it.
 
 Owns the encoding of records into row bodies and the choice of the snapshot. A damaged snapshot is
-skipped with a warning if an older one, or the rows alone, still give the complete state. Otherwise
-recovery raises. Also finds ended tasks that a compaction moved out of memory: `recall_for` loads
-those that an event names, `output_in` finds a task's output.
+skipped with a warning if an older snapshot, or the rows alone, still give the complete state.
+Otherwise recovery raises. Also finds ended tasks that a compaction moved out of memory:
+`recall_for` loads tasks that an event names, `output_in` finds a task's output.
 
 Decides nothing and writes nothing. A row's body is one byte of format version and the turn's
 records as MessagePack. A new format needs a new version number with its writer, the old reader and
@@ -82,7 +82,7 @@ def open_ledger(directory: Path, store: StoreReader, index: Archive | None = Non
 
 
 def recover(store: StoreReader, ledger: Ledger | None = None, after: int = 0) -> Ledger:
-    """Apply all rows after `after` to a snapshot's ledger, or to an empty one."""
+    """Apply all rows after `after` to a snapshot's ledger, or to an empty ledger."""
     ledger = Ledger() if ledger is None else ledger
     for row in store.rows(after):
         apply_row(ledger, row)
@@ -115,7 +115,7 @@ def records_of(row: Row, before: int) -> list[AnyRecord]:
 
 
 def last_time_ns(store: StoreReader) -> int:
-    """Return the time of the newest record in the rows of a journal. 0: there are no rows."""
+    """Return the time of the newest record in the rows of a journal, or 0 without rows."""
     for row in store.rows(max(store.head.sequence - 1, 0)):
         return max(record.at_ns for record in decode(row.body))
     return 0
@@ -146,7 +146,7 @@ def newest_sound(
                 check_snapshot(found, store)
                 return use(found), sequence
         except JournalDamaged as damage:
-            logger.warning("%s: %s; trying an older one", directory, damage.wrong)
+            logger.warning("%s: %s; trying an older snapshot", directory, damage.wrong)
             wrong.append(damage.wrong)
     if store.anchor.sequence:
         raise _no_base(store.anchor, wrong)
@@ -176,7 +176,7 @@ def check_snapshot(found: SnapshotReader, store: StoreReader) -> None:
 
 
 def head_at(store: StoreReader, sequence: int) -> Head:
-    """Return the head of a kept row, or of the last trimmed one."""
+    """Return the head of a kept row, or of the last trimmed row."""
     if sequence == store.anchor.sequence:
         return store.anchor
     return next(store.rows(sequence - 1)).head
@@ -228,7 +228,7 @@ class EndedTaskIndex(Protocol):
     def streams(self, name: bytes, attempt: int = END) -> Streams | None:
         """Return stdout and stderr of an attempt, or None if they are not kept here.
 
-        Without an attempt, stdout is the result of a DONE task, or the cause of a CANCELLED one as
+        Without an attempt, stdout is the result of a DONE task, or the cause of a CANCELLED task as
         in `causes_in`.
         """
 
@@ -322,7 +322,7 @@ def causes_in(record: Cancelled) -> list[bytes]:
     The name of the cancelled task that it depended on, or b"" if the request named the task itself.
     """
     asked = len(record.names) - len(record.causes)
-    return [*[b""] * asked, *(record.names[place] for place in record.causes)]
+    return [*[b""] * asked, *(record.names[at] for at in record.causes)]
 
 
 def outputs_in(record: Progressed) -> list[tuple[bytes, int, Content, Content]]:

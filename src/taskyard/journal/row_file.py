@@ -127,7 +127,7 @@ class Column:
             self._end = rows
 
 
-#: The values and the counts of a column. None: all its values are null.
+#: The values and the counts of a column. None if all its values are null.
 ColumnRuns = tuple[list[Any], list[int]] | None
 
 
@@ -141,7 +141,7 @@ class Block(msgspec.Struct, array_like=True, frozen=True):
     def records(self) -> tuple[int, int]:
         """The first and the last record of these rows, of which there are some."""
         runs = self.columns[_RECORD]
-        assert runs is not None  # noqa: S101  # every row has one
+        assert runs is not None  # noqa: S101  # every row has a run
         return runs[0][0], runs[0][-1]
 
     def check(self) -> bool:
@@ -223,7 +223,7 @@ class RowFileWriter:
         self.written[columns.table] += block.rows
 
     def finish(self, target: Path, first: int, last: int) -> None:
-        """Write the rest and the trailer, with the range of journal rows, and rename the file.
+        """Write what is left and the trailer, with the range of journal rows, and rename the file.
 
         It is durable on return.
         """
@@ -234,7 +234,7 @@ class RowFileWriter:
         self._blocks.finish(target, _TRAILER.pack(first, last, *rows, self._blocks.blocks))
 
     def close(self) -> None:
-        """Close an abandoned file, which the next one overwrites."""
+        """Close an abandoned file, which the next file overwrites."""
         self._blocks.close()
 
 
@@ -280,26 +280,26 @@ class RowFile(BlockReader):
             yield block
 
     def placed_blocks(self, table: str) -> Iterator[tuple[int, Block]]:
-        """Like `blocks`, with the place of each block in the file."""
+        """Like `blocks`, with the offset of each block in the file."""
         blocks = rows = 0
-        for place, number in self._places():
+        for offset, number in self._block_offsets():
             if number == _NUMBERS[table]:
-                block = self.block(place, table)
+                block = self.block(offset, table)
                 rows += block.rows
-                yield place, block
+                yield offset, block
             blocks += 1
         if (blocks, rows) != (self.trailer.blocks, getattr(self.trailer, table)):
             raise self._damaged(f"it has {rows} {table} in {blocks} blocks")
 
-    def block(self, place: int, table: str) -> Block:
-        """Read one block of a table, by its place."""
-        _, body = self._block(place)
+    def block(self, offset: int, table: str) -> Block:
+        """Read one block of a table, by its offset."""
+        _, body = self._block(offset)
         try:
             block = _decode(zlib.decompress(body))
         except (zlib.error, msgspec.MsgspecError) as error:
-            raise self._damaged(f"the block at byte {place}: {error}") from error
+            raise self._damaged(f"the block at byte {offset}: {error}") from error
         if len(block.columns) != len(TABLES[table]) or not block.check():
-            raise self._damaged(f"the block at byte {place} has incomplete columns")
+            raise self._damaged(f"the block at byte {offset} has incomplete columns")
         return block
 
     def check_rows(self, first: int, last: int) -> None:

@@ -65,7 +65,7 @@ DiskErrors = (sqlite3.Error, OSError, MemoryError, UnicodeDecodeError)
 
 
 def database_url(directory: Path) -> str:
-    """Return the database with the journal of a state directory. Empty: it is in SQLite."""
+    """Return the database with the journal of a state directory, empty if it is in SQLite."""
     try:
         return (directory / DATABASE_NAME).read_text().strip()
     except FileNotFoundError:
@@ -86,8 +86,8 @@ def connect(
 ) -> sqlite3.Connection:
     """Open a database for any thread, with an option of SQLite's URIs.
 
-    Without a timeout, a locked one is an error at once. `mode=ro` keeps SQLite from checkpointing
-    and deleting the log.
+    Without a timeout, a locked database is an error at once. `mode=ro` keeps SQLite from
+    checkpointing and deleting the log.
     """
     check_regular(path, *companions(path))
     connection = sqlite3.connect(
@@ -143,8 +143,8 @@ def select_rows(connection: sqlite3.Connection, which: str, *values: int) -> Ite
             newest = columns[0]
             yield _row(*columns)
     except DiskErrors as error:
-        place = f"the row after row {newest}" if newest else "its first row"
-        raise read_error(error, place) from error
+        what = f"the row after row {newest}" if newest else "its first row"
+        raise read_error(error, what) from error
 
 
 def _row(sequence: object, first: object, last: object, chain: object, body: object) -> Row:
@@ -161,7 +161,7 @@ def _row(sequence: object, first: object, last: object, chain: object, body: obj
     return Row(sequence, first, last, chain, body)
 
 
-def read_error(error: Exception, place: str, lost: str = "its content is lost") -> StateError:
+def read_error(error: Exception, what: str, lost: str = "its content is lost") -> StateError:
     """Convert an error while reading to a failure of the disk or to damage."""
     if isinstance(error, IsADirectoryError):
         return JournalDamaged(
@@ -169,8 +169,8 @@ def read_error(error: Exception, place: str, lost: str = "its content is lost") 
             "the file's content is lost: restore it from a backup",
         )
     if isinstance(error, OSError) or _code(error) in _FAILURES:
-        return JournalFailed(f"journal: can't read {place}: {error} ({_advice(error)})")
-    return JournalDamaged(f"{place} can't be read ({' '.join(str(error).split())})", lost)
+        return JournalFailed(f"journal: can't read {what}: {error} ({_advice(error)})")
+    return JournalDamaged(f"{what} can't be read ({' '.join(str(error).split())})", lost)
 
 
 def write_error(error: Exception, what: str, path: Path) -> JournalFailed:

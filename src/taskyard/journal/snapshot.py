@@ -6,14 +6,14 @@ sequence:
     header     the file's type, the format version, and a sealed head: the row and its chain, the
                journal's identity
     blocks     of MessagePack
-    trailer    the place of the last block, the number of blocks
+    trailer    the offset of the last block, the number of blocks
 
-A block holds a chunk of tasks, a chunk of edges between them, or, as the last one, all other state.
+A block holds a chunk of tasks, a chunk of edges between them, or, at the end, all other state.
 So a snapshot is read and written in bounded memory.
 
 The format changes by a fixed procedure: a new version with its writer, the old reader kept, a
 golden file, one commit. A field added at the end with a default is not a change. This file reads
-and writes snapshots. `recovery` chooses the one to use.
+and writes snapshots. `recovery` chooses which to use.
 """
 
 import re
@@ -137,7 +137,7 @@ class SnapshotReader(BlockReader):
     def _bodies(self, wanted: int) -> Iterator[bytes]:
         """Yield the blocks of a kind. All others are verified, too."""
         count = last = 0
-        for last, _ in self._places():
+        for last, _ in self._block_offsets():
             kind, body = self._block(last)
             if kind == wanted:
                 yield body
@@ -175,7 +175,7 @@ class SnapshotWriter:
             raise ValueError(
                 f"the ledger is at record {rest.record}, the row ends at {self._head.record}"
             )
-        last = self._blocks.place
+        last = self._blocks.offset
         self._blocks.add(REST, _encode(rest))
         return _TRAILER.pack(last, self._blocks.blocks)
 
@@ -183,7 +183,8 @@ class SnapshotWriter:
 class SnapshotFile:
     """A snapshot that `finish` renames into place. Without it, no snapshot is created.
 
-    Removes unfinished ones first, of any row: there is one writer, and an earlier one was killed.
+    Removes unfinished files first, of any row: there is one writer, and an earlier writer was
+    killed.
     """
 
     def __init__(self, directory: Path, identity: bytes, head: Head) -> None:
@@ -214,7 +215,7 @@ def sequences(directory: Path) -> list[int]:
 
 
 def sequence_of(path: Path) -> int | None:
-    """Return the row of a snapshot, by the name of its file. None: it is another file."""
+    """Return the row of a snapshot, by the name of its file. Return None for another file."""
     found = _NAME.fullmatch(path.name)
     return int(found[1]) if found else None
 
@@ -239,19 +240,19 @@ def remove(directory: Path, sequence: int) -> None:
     path_of(directory, sequence).unlink(missing_ok=True)
 
 
-def _bytes_of(places: "array[int]") -> bytes:
+def _bytes_of(indexes: "array[int]") -> bytes:
     if byteorder == "big":
-        places = places[:]
-        places.byteswap()
-    return places.tobytes()
+        indexes = indexes[:]
+        indexes.byteswap()
+    return indexes.tobytes()
 
 
 def _edges(before: bytes, after: bytes) -> Edges:
     edges = Edges()
-    for places, content in ((edges.before, before), (edges.after, after)):
-        places.frombytes(content)
+    for indexes, content in ((edges.before, before), (edges.after, after)):
+        indexes.frombytes(content)
         if byteorder == "big":
-            places.byteswap()
+            indexes.byteswap()
     return edges
 
 

@@ -6,16 +6,24 @@ virtual disk with fast syncs; one run each, so differences of a few µs mean lit
 - WAL mode, `synchronous=FULL`: a commit is on disk when it returns. NORMAL loses acknowledged
   commits in a power cut. `fullfsync` does the same on macOS, and nothing elsewhere.
 - `locking_mode=NORMAL`: a compaction reads the rows in another process. EXCLUSIVE would save 7 µs a
-  commit: 5 % of a commit of 1 KB with its sync, and too little to measure for larger ones.
+  commit: 5 % of a commit of 1 KB with its sync, and too little to measure for larger commits.
 - Pages of 4 KiB: larger pages gain only with large rows. As one statement without BEGIN and COMMIT:
   51 / 76 / 298 with 4 KiB, 49 / 76 / 261 with 8, 53 / 94 / 239 with 16.
 - This module checkpoints the log itself, at 4 MiB. SQLite would do it inside a commit, too, but
   hides a failure. A checkpoint takes 1 to 7 ms, at 16 MiB 4 to 21 ms. The log file is overwritten,
   not truncated: a sync that changes no file size is cheaper.
 - The log file is filled with zeros ahead of the commits. A commit that overwrites takes a tenth of
-  the time of one that makes the file longer, and half of its CPU time, because its sync has no
+  the time of a commit that makes the file longer, and half of its CPU time, because its sync has no
   blocks to allocate. SQLite takes zeros after its last frame for the end of the log.
 - No `mmap`: a disk error would be a signal instead of an exception.
+
+`RowReader` holds the queries of all SQLite stores. `JournalReader` reads up to a given row of a
+journal that another process writes. It opens the file read-only, takes no state lock, and leaves no
+statement open: a long-lived reader would delay the checkpoint of the log.
+
+Where nothing can be written, SQLite can't read a database with a log, because it creates a file
+beside it. `connect_readonly` opens a database with an empty log as immutable, and copies a
+database with a filled log to a temporary directory. No broker may run then.
 
 After a failed write or sync the store is broken. The system may have dropped the failed pages and
 report success for the next sync, so nothing is acknowledged any more.
@@ -24,28 +32,230 @@ report success for the next sync, so nothing is acknowledged any more.
 import os
 import secrets
 import shlex
+import shutil
 import sqlite3
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from taskyard.errors import JournalDamaged, JournalFailed
-from taskyard.journal import chain, schema, verify, witness
+from taskyard.journal import chain, schema, witness
 from taskyard.journal.chain import Head, Row
 from taskyard.journal.files import (
     RESTORE_HINT,
+    check_regular,
     free_bytes,
     make_private_directory,
     open_regular,
     sync_directory,
 )
-from taskyard.journal.reader import RowReader
 from taskyard.journal.schema import INSERT_ROW, Connect, DiskErrors, connect_reader
-from taskyard.journal.store import Store, check_row, check_trim
+from taskyard.journal.store import Store, StoreReader, check_row, check_trim
 from taskyard.journal.witness import Witness
+
+#: How a database in WAL mode begins: no reserved bytes in a page.
+_MAGIC = b"SQLite format 3\0"
+_WAL_MODE = bytes([2, 2, 0])
+
+_TABLES = f"the list of tables in {schema.FILE_NAME}"
+
+
+class JournalReport(msgspec.Struct):
+    """The result of a verification."""
+
+    #: The random name of this journal, empty if it can't be read.
+    identity: bytes = b""
+    #: The last trimmed row, after which the kept rows begin. None if it can't be read.
+    anchor: Head | None = None
+    #: The newest intact row. None if the anchor is damaged.
+    head: Head | None = None
+    #: The newest row that the witness recorded. None if it can't be read.
+    witness: Head | None = None
+    #: The number of intact rows after the anchor.
+    rows: int = 0
+    #: Each problem and its consequence, as sentences. Empty if there is no damage.
+    wrong: list[str] = []
+    lost: list[str] = []
+
+    def note(self, damage: JournalDamaged) -> None:
+        self.wrong.append(damage.wrong)
+        self.lost.append(damage.lost)
+
+
+def verify_journal(directory: Path, connect: Connect = connect_reader) -> JournalReport:
+    """Verify everything, as far as the damage allows."""
+    report = JournalReport()
+    for look in (_check_witness, partial(_check_journal, connect)):
+        try:
+            look(directory, report)
+        except JournalDamaged as damage:
+            report.note(damage)
+        except DiskErrors as error:
+            raise schema.read_error(error, "its files") from error
+    return report
+
+
+def _check_witness(directory: Path, report: JournalReport) -> None:
+    witnessed = witness.read(directory)
+    if witnessed is None:
+        raise JournalDamaged("the witness is missing", witness.END_UNKNOWN)
+    report.identity, report.witness = witnessed
+
+
+def _check_journal(connect: Connect, directory: Path, report: JournalReport) -> None:
+    path = directory / schema.FILE_NAME
+    check_regular(path, *schema.companions(path))
+    if not path.exists():
+        schema.check_in_sqlite(directory)
+        seen = f", the newest of them row {report.witness.sequence}" if report.witness else ""
+        raise JournalDamaged(f"{schema.FILE_NAME} is missing", f"all rows are lost{seen}")
+    _check_header(path)
+    with closing(connect(path)) as connection:
+        _check_tables(connection)
+        _check_rows(connection, _check_anchor(connection, report), report)
+        _check_pages(connection)
+
+
+def _check_header(path: Path) -> None:
+    """Refuse a file that SQLite might treat as an empty database and delete the log of."""
+    with path.open("rb") as file:
+        header = file.read(len(_MAGIC) + 2 + len(_WAL_MODE))
+    if header[: len(_MAGIC)] != _MAGIC or header[-len(_WAL_MODE) :] != _WAL_MODE:
+        raise JournalDamaged(
+            f"the header of {schema.FILE_NAME} is damaged", "none of its rows can be read"
+        )
+
+
+def _fetch(connection: sqlite3.Connection, query: str, what: str) -> list[tuple[object, ...]]:
+    try:
+        return connection.execute(query).fetchall()
+    except DiskErrors as error:
+        raise schema.read_error(error, what) from error
+
+
+def _meta(connection: sqlite3.Connection, key: str) -> bytes:
+    query = f"SELECT CAST(value AS BLOB) FROM meta WHERE key = '{key}'"  # noqa: S608 - our own key
+    found = _fetch(connection, query, f"the table meta of {schema.FILE_NAME}")
+    value = found[0][0] if found else None
+    return value if isinstance(value, bytes) else b""
+
+
+def _check_tables(connection: sqlite3.Connection) -> None:
+    chain.unseal(_meta(connection, "anchor"))  # refuses a development format
+    written = _meta(connection, "format")
+    schema.check_format("the journal", written, schema.FORMAT, "no row can be trusted")
+    tables = _fetch(connection, "SELECT name, sql FROM sqlite_schema", _TABLES)
+    if tables != list(schema.TABLES.items()):
+        raise JournalDamaged(f"{_TABLES} is damaged", "no row can be trusted")
+
+
+def _check_anchor(connection: sqlite3.Connection, report: JournalReport) -> Head:
+    sealed = chain.unseal(_meta(connection, "anchor"))
+    if sealed is None:
+        raise JournalDamaged(
+            f"the anchor in {schema.FILE_NAME} is damaged", "no row can be verified"
+        )
+    identity, anchor = sealed
+    if report.witness and identity != report.identity:
+        raise JournalDamaged("the witness belongs to another journal", witness.END_UNKNOWN)
+    report.identity, report.anchor, report.head = identity, anchor, anchor
+    return anchor
+
+
+def _check_rows(connection: sqlite3.Connection, anchor: Head, report: JournalReport) -> None:
+    rows = schema.select_rows(connection, "ORDER BY sequence")
+    try:
+        for row in chain.verify(rows, anchor, report.witness):
+            report.rows += 1
+            report.head = row.head
+    except JournalDamaged as damage:
+        raise JournalDamaged(f"in {schema.FILE_NAME} {damage.wrong}", damage.lost) from damage
+
+
+def _check_pages(connection: sqlite3.Connection) -> None:
+    """Check pages outside the rows: damage to the free list would spoil the next row."""
+    findings = _fetch(connection, "PRAGMA quick_check(1)", f"a page of {schema.FILE_NAME}")
+    if findings != [("ok",)]:
+        raise JournalDamaged(
+            f"{schema.FILE_NAME} is damaged outside its rows ({findings[0][0]})",
+            "no row is lost, but none can be added safely",
+        )
+
+
+#: Rows read at once: some megabytes in a busy broker.
+READ_ROWS_MAX: Final = 64
+
+_ANCHOR = "SELECT value FROM meta WHERE key = 'anchor'"
+
+#: A row's head without its body: a binary search reads many heads and one body.
+_HEAD = "SELECT record_last, chain FROM journal WHERE sequence = ?"
+
+
+class RowReader(StoreReader):
+    """The rows in SQLite. Subclasses provide the connection."""
+
+    _path: Path
+    _connection: sqlite3.Connection
+
+    def _read(self, after: int, last: int) -> Iterator[Row]:
+        """Read in portions, each to its end: an open statement would delay the checkpoint.
+
+        Stops at the head: rows of a failed commit may follow it.
+        """
+        which = f"WHERE sequence > ? AND sequence <= ? ORDER BY sequence LIMIT {READ_ROWS_MAX}"
+        while rows := list(schema.select_rows(self._connection, which, after, last)):
+            yield from rows
+            after = rows[-1].sequence
+
+    def _stored_head(self, sequence: int) -> Head:
+        try:
+            found = self._connection.execute(_HEAD, (sequence,)).fetchall()
+        except DiskErrors as error:
+            raise schema.read_error(error, f"row {sequence}") from error
+        if not found:
+            raise self._missing(f"row {sequence} is missing")
+        ((record, link),) = found
+        if not isinstance(record, int) or not isinstance(link, bytes):
+            raise JournalDamaged(
+                f"row {sequence} is malformed", f"it can't be read ({RESTORE_HINT})"
+            )
+        return Head(sequence, record, link)
+
+    def _missing(self, problem: str) -> JournalDamaged:
+        return JournalDamaged(f"{problem} in {self._path}", f"it is lost ({RESTORE_HINT})")
+
+
+class JournalReader(RowReader):
+    """A journal that another process writes, as of one of its rows."""
+
+    def __init__(
+        self, directory: Path, identity: bytes, head: Head, connect: Connect = connect_reader
+    ) -> None:
+        self._path = directory / schema.FILE_NAME
+        self._identity, self._head = identity, head
+        try:
+            self._connection = connect(self._path)
+            self._anchor = self._read_anchor()
+        except DiskErrors as error:
+            raise schema.read_error(error, "its anchor") from error
+
+    def _read_anchor(self) -> Head:
+        found = self._connection.execute(_ANCHOR).fetchall()
+        sealed = chain.unseal(found[0][0]) if found and isinstance(found[0][0], bytes) else None
+        if sealed is None or sealed[0] != self._identity:
+            self.close()
+            raise JournalDamaged(f"{self._path}: the anchor is damaged", RESTORE_HINT)
+        return sealed[1]
+
+    def close(self) -> None:
+        self._connection.close()
+
 
 PAGE_BYTES = 4096
 
@@ -56,7 +266,7 @@ LOG_BYTES_MERGE = 4 * 1024 * 1024
 LOG_BYTES_KEPT = 4 * LOG_BYTES_MERGE
 
 #: The log is filled to this size at first, and then to twice its size, up to its usual end. So a
-#: short campaign needs little, and a long one waits a few times.
+#: short campaign needs little, and a long campaign waits a few times.
 LOG_BYTES_FILLED_FIRST = 256 * 1024
 LOG_BYTES_FILLED_MAX = LOG_BYTES_MERGE + 512 * 1024
 
@@ -123,7 +333,7 @@ class SqliteStore(RowReader, Store):
         try:
             if self._log_bytes > self._log_bytes_easy:
                 self._make_room(pages)
-            # One statement is a transaction by itself, without BEGIN and COMMIT.
+            # A statement is a transaction by itself, without BEGIN and COMMIT.
             self._connection.execute(INSERT_ROW, (sequence, record + 1, head.record, link, body))
             self._witness.update(head)
         except DiskErrors as error:
@@ -206,7 +416,7 @@ class SqliteStore(RowReader, Store):
         return failure
 
     def _make_room(self, pages: int) -> None:
-        """Checkpoint a long log and fill a short one, before the commit of a row of some pages.
+        """Checkpoint a long log and fill a short log, before the commit of a row of some pages.
 
         So a failure leaves no row half acknowledged.
         """
@@ -288,7 +498,7 @@ def _write(
     rows: Iterable[Row],
     page_bytes: int = PAGE_BYTES,
 ) -> Head:
-    """Write a journal under another name. Its witness exists before the rename."""
+    """Write a journal under another name. The witness exists before the rename."""
     unfinished, head = schema.new_file(directory / schema.FILE_NAME), anchor
     with closing(_connect(unfinished)) as connection:
         _write_tables(connection, page_bytes, chain.seal(identity, anchor))
@@ -307,7 +517,7 @@ def _write(
 
 
 def remove(directory: Path) -> None:
-    """Remove the journal's files. Its witness stays."""
+    """Remove the journal's files. The witness stays."""
     path = directory / schema.FILE_NAME
     for one in (*schema.companions(path), path):
         one.unlink(missing_ok=True)
@@ -331,7 +541,7 @@ def _write_tables(connection: sqlite3.Connection, page_bytes: int, anchor: bytes
 
 def read_verified(directory: Path, connect: Connect = connect_reader) -> tuple[bytes, Head, Head]:
     """Return identity, anchor and head of a sound journal. Raises JournalDamaged otherwise."""
-    report = verify.verify_journal(directory, connect)
+    report = verify_journal(directory, connect)
     if report.wrong or not report.anchor or not report.head:
         raise JournalDamaged(
             f"the journal in {directory} is damaged: {'; '.join(report.wrong)}",
@@ -349,3 +559,31 @@ def _merge(connection: sqlite3.Connection, mode: str) -> None:
     busy, _, _ = connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
     if busy:
         raise LogInUse("the log is in use by another program")
+
+
+def connect_readonly(path: Path) -> sqlite3.Connection:
+    """Open a database, or a copy of it, without writing anything beside it."""
+    log, _ = schema.companions(path)
+    check_regular(path, log)
+    if not log.exists() or not log.stat().st_size:
+        return schema.connect(path, "immutable=1")
+    with tempfile.TemporaryDirectory(prefix="taskyard-read-") as copy:
+        for part in (path, log):
+            shutil.copy(part, copy)
+        connection = schema.connect(Path(copy, path.name), "mode=rw", settings=("query_only=ON",))
+        try:
+            # Opens all files, which may lose their names then.
+            connection.execute("SELECT count(*) FROM sqlite_schema").fetchall()
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+def open_stopped(directory: Path) -> JournalReader:
+    """Verify and open the journal of a state directory without a writer.
+
+    Raises `JournalDamaged`.
+    """
+    identity, _, head = read_verified(directory, connect_readonly)
+    return JournalReader(directory, identity, head, connect_readonly)

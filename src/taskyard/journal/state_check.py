@@ -18,19 +18,17 @@ from taskyard.errors import JournalDamaged, StateError, UnusableState
 from taskyard.journal import (
     archive,
     history,
-    readonly,
     recovery,
     schema,
     snapshot,
+    sqlite,
     state_store,
-    verify,
     witness,
 )
 from taskyard.journal.archive import Archive
-from taskyard.journal.reader import JournalReader
 from taskyard.journal.schema import Connect
+from taskyard.journal.sqlite import JournalReader, JournalReport, connect_readonly
 from taskyard.journal.store import StoreReader
-from taskyard.journal.verify import JournalReport
 
 #: Files of a state directory that has, or had, a journal.
 _JOURNAL_FILES = (
@@ -102,16 +100,16 @@ def check(directory: Path, *, deep: bool = False, live: bool = False) -> StateRe
     """
     findings = StateReport(deep=deep)
     try:
-        with state_store.in_sqlite(directory) as place:
-            connect = schema.connect_reader if live and place == directory else readonly.connect
-            _check(place, connect, findings)
+        with state_store.in_sqlite(directory) as readable:
+            is_live = live and readable == directory
+            _check(readable, schema.connect_reader if is_live else connect_readonly, findings)
     except JournalDamaged as error:
         findings.note(error)
     return findings
 
 
 def _check(directory: Path, connect: Connect, findings: StateReport) -> None:
-    report = verify.verify_journal(directory, connect)
+    report = sqlite.verify_journal(directory, connect)
     _add_journal_report(findings, report)
     _check_snapshots(directory, report, findings)
     _check_history(directory, report, findings)
@@ -193,7 +191,7 @@ def _check_tasks_runnable(
 def _compare_with_replay(
     directory: Path, store: StoreReader, covered: int, findings: StateReport
 ) -> None:
-    """Compare the newest snapshot with a replay from the next older one.
+    """Compare the newest snapshot with a replay from the next older snapshot.
 
     During a trim the rows between them may be gone, and nothing is compared.
     """

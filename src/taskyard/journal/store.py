@@ -160,7 +160,7 @@ class Store(StoreReader):
         raise NotImplementedError
 
     def used_bytes(self) -> int:
-        """Return the bytes used by rows. One in memory is never compacted, and has no size."""
+        """Return the bytes used by rows. A store in memory is never compacted, and has no size."""
         raise NotImplementedError
 
 

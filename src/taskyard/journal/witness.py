@@ -6,7 +6,7 @@ harmless: the journal may be longer than its witness.
 
 Two slots alternate, so that a torn write spoils only one of them. A slot is a sealed head with the
 journal's identity, so a file from another journal is detected. The witness is complete and synced
-before its journal exists, so a missing or unreadable one means damage.
+before its journal exists, so a missing or unreadable witness means damage.
 """
 
 import errno
@@ -63,7 +63,7 @@ class Witness:
         self._identity = identity
         self._descriptor = open_regular(directory / FILE_NAME, os.O_RDWR)
         heads = [self._sequence_at(offset) for offset in _OFFSETS]
-        #: The slot to write next, never the one with the newest head.
+        #: The slot to write next, never the slot with the newest head.
         self._next = 0 if heads[0] < heads[1] else 1
 
     def _sequence_at(self, offset: int) -> int:

@@ -20,11 +20,10 @@ from taskyard.web import formats
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from taskyard.journal.starts import Start
+    from taskyard.journal.lock import Start
     from taskyard.web.events import Ints, Pause
     from taskyard.web.tables import TimeSeries
     from taskyard.web.view import View
-
 
 #: Bars and workers on the timeline.
 BARS_MAX: Final = 1500

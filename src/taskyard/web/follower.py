@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from taskyard.errors import JournalDamaged, TaskyardError
-from taskyard.journal import history, recovery, schema, starts, state_check, witness
+from taskyard.journal import history, lock, recovery, schema, state_check, witness
 from taskyard.journal.history_rows import RowFollower
 from taskyard.journal.row_file import TABLES, Block, ColumnBuilder, RowFile
 from taskyard.journal.state_store import open_reader
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from taskyard.journal.history import HistoryPart
     from taskyard.journal.row_file import ColumnRuns
     from taskyard.journal.store import Head
-
 
 #: The share of a core in any case, for each of the two parts: the follower and the open pages.
 SHARE_MIN: Final = 0.02
@@ -316,7 +315,7 @@ class Follower:
         """Open a state directory. Raises UnusableState if it has no journal."""
         self._feed = EventFeed(state)
         self._state = state
-        self._restarts: list[starts.Start] = []
+        self._restarts: list[lock.Start] = []
         self._restarts_until = 0.0
         self.view = View()
         self.lock = TurnLock()
@@ -331,11 +330,11 @@ class Follower:
     def start(self) -> None:
         self._thread.start()
 
-    def restarts(self) -> list[starts.Start]:
+    def restarts(self) -> list[lock.Start]:
         """Return the restarts of the broker. The file is read every few seconds at most."""
         now = time.monotonic()
         if now >= self._restarts_until:
-            self._restarts = starts.read(self._state)
+            self._restarts = lock.read_starts(self._state)
             self._restarts_until = now + _RESTARTS_SECONDS
         return self._restarts
 

@@ -15,9 +15,8 @@ from typing import Final
 
 import msgspec
 
-from taskyard.broker.broker_settings import BrokerSettings
 from taskyard.broker.compaction import CompactionLimits
-from taskyard.broker.server import serve
+from taskyard.broker.server import BrokerSettings, serve
 from taskyard.core.events import RulesSet
 from taskyard.net import endpoints, sockets
 from taskyard.net.host import Poller, Signals

@@ -15,7 +15,7 @@ from bench.settings import Kind, Settings
 from bench.table import TableLine, table_line
 from bench.targets import POSTGRESQL_COST
 from pair_demo.postgresql import ThrowawayCluster, find_programs
-from taskyard.journal.postgres import database
+from taskyard.postgresql import database
 
 #: Tasks by batch size. A backlog of 500,000 is refused while its compaction lags behind.
 COUNTS: Final = {1: 5_000, 100: 100_000, 1000: 100_000}

@@ -12,8 +12,7 @@ from typing import Final
 from bench.calls import cases
 from bench.calls.cases import REPEATS
 from bench.calls.tracer import Tracer, write
-from taskyard.broker.broker_settings import BrokerSettings
-from taskyard.broker.server import Housekeeping, serve
+from taskyard.broker.server import BrokerSettings, Housekeeping, serve
 from taskyard.broker.turn import Broker
 from taskyard.client.client import Client
 from taskyard.client.session import Session

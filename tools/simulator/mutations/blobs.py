@@ -15,18 +15,17 @@ from simulator.mutations.registry import (
     patched,
     patched_item,
 )
-from taskyard.broker import blob_retention, whole_bytes
+from taskyard.broker import blob_retention, contents
 from taskyard.broker.blob_retention import BlobRetention
 from taskyard.broker.blobs import BrokerBlobs
-from taskyard.broker.output_writer import OutputWriter
-from taskyard.broker.whole_bytes import PayloadReader
+from taskyard.broker.contents import OutputWriter, PayloadReader
 from taskyard.core import effects, events, identity, task_output
 from taskyard.core.blobs import Blob, blob_name
 from taskyard.core.output import OutputChunk
 from taskyard.journal import blob_names
 from taskyard.journal.blob_files import BlobFiles
 from taskyard.journal.blobs import BlobStore, StreamHashes, StreamKey
-from taskyard.journal.postgres.blobs import BlobRows
+from taskyard.postgresql.blobs import BlobRows
 from taskyard.worker.output import OutputSpool
 
 if TYPE_CHECKING:
@@ -111,7 +110,7 @@ def report_committed_without_seal() -> Iterator[None]:
 @mutation_for_blobs
 def payload_committed_without_seal() -> Iterator[None]:
     """Commit a submission whose payload is not stored."""
-    with patched(whole_bytes, "_store", no_op):
+    with patched(contents, "_store", no_op):
         yield
 
 
@@ -217,7 +216,7 @@ def argument_not_checked() -> Iterator[None]:
 @mutation_for_blobs
 def result_not_checked() -> Iterator[None]:
     """Accept a result that names bytes which are not there."""
-    with patched(whole_bytes, "return_unstored", no_op):
+    with patched(contents, "return_unstored", no_op):
         yield
 
 

@@ -2,7 +2,6 @@
 
 The checkers must catch each of them, as in `core`.
 """
-# ruff: noqa: ANN401, SLF001 - a broken function takes whatever the sound one takes, and is inside
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import structs
 
 from simulator.mutations.registry import mutation, patched, patched_item
-from taskyard.broker.connections import Connections
+from taskyard.broker.transport import Connections
 from taskyard.core import effects, events, faults, submission
 from taskyard.core.entities import Worker
 from taskyard.core.events import Outcome
@@ -30,6 +29,8 @@ from taskyard.wire.wmp.server import Wmp
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+# ruff: noqa: ANN401, SLF001 - a broken function takes whatever the sound one takes, and is inside
 
 
 def _no_op(*_arguments: Any, **_named: Any) -> list[Any]:

@@ -8,13 +8,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from simulator.mutations.registry import mutation_for_pair, no_op, patched
-from taskyard.broker.standby import Replica
 from taskyard.journal import chain
-from taskyard.journal.postgres import blobs, exports, leader, lease, store
-from taskyard.journal.postgres.follower import Follower
-from taskyard.journal.postgres.lease import Lease
-from taskyard.journal.postgres.session import Session, TermSession
-from taskyard.journal.postgres.store import PostgresStore
+from taskyard.postgresql import blobs, exports, leader, lease, store
+from taskyard.postgresql.lease import Lease
+from taskyard.postgresql.standby import Follower, Replica
+from taskyard.postgresql.store import PostgresStore, Session, TermSession
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

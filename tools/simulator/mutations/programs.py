@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from simulator.mutations.registry import mutation, mutation_for_kinds, patched
-from taskyard.broker.connections import Connections
+from taskyard.broker.transport import Connections
 from taskyard.client.watches import Watches
 from taskyard.core.events import Outcome
 from taskyard.net.channel import Channel

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
-from taskyard.journal import starts
+from taskyard.journal import lock
 from taskyard.pipeline.report.figures import escape_label, line_trace
 from taskyard.pipeline.report.format import format_count, format_duration, shorten_name
 
@@ -90,7 +90,7 @@ def restarts(state: Path, broker: str = "") -> list[Mark]:
             one.time_ns,
             broker=broker,
         )
-        for one in starts.read(state)
+        for one in lock.read_starts(state)
     ]
 
 

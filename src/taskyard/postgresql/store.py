@@ -1,41 +1,179 @@
 """The journal in PostgreSQL: durable when `commit` returns, and fenced by the epoch of its writer.
 
 An append is one autocommitted statement that checks the term of this broker (`leader.HELD`), so no
-transaction stays open while the broker is stopped. The chain and the witness are those of SQLite.
+transaction stays open while the broker is stopped. The chain and the witness are as in SQLite.
 The witness is a file of this broker.
 
 A connection that is lost leaves a row in doubt. The store connects again and reads the newest row
-before anything else: it is the row in doubt, or the one before it, or the term or rows are lost. A
+before anything else: it is the row in doubt, or the row before it, or the term or rows are lost. A
 row that is found there may still wait for a standby, so one more commit comes before its reply.
+
+A `Session` is made again when it is lost. Statements that read may be repeated. A statement that
+writes is repeated only where that is harmless.
 
 The server does not tell how much disk it has left. A full disk there is `JournalFailed`, and the
 row is not written. The disk of the state directory must have room for a compaction.
 """
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, LiteralString
 
 import psycopg
 from msgspec.structs import asdict
-from psycopg.errors import UniqueViolation
+from psycopg.errors import Diagnostic, UniqueViolation
 
 from taskyard.errors import JournalDamaged, JournalFailed, LeaderLost, UnusableStore
 from taskyard.journal import chain, witness
 from taskyard.journal.chain import Head, Row
 from taskyard.journal.files import free_bytes, make_private_directory
-from taskyard.journal.postgres import database, leader
-from taskyard.journal.postgres.leader import Term
-from taskyard.journal.postgres.session import CLOSED, Session, TermSession
-from taskyard.journal.reader import READ_ROWS_MAX
+from taskyard.journal.sqlite import READ_ROWS_MAX
 from taskyard.journal.store import Store, StoreReader, check_row, check_trim
 from taskyard.journal.witness import Witness
+from taskyard.postgresql import database, leader
+from taskyard.postgresql.leader import Term
+
+#: How long a lost connection is tried again, unless the lease is longer: a restart of the server
+#: takes some seconds.
+RECONNECT_SECONDS_MAX: Final = 5.0
+RECONNECT_SECONDS: Final = 0.05
+
+CLOSED: Final = "the journal is closed"
+
+
+class Session:
+    """A session that reads. For one thread, except `interrupt`."""
+
+    #: What statements do, in errors.
+    _purpose = "reading the journal"
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        #: How long a lost connection is tried again.
+        self.reconnect_seconds_max = RECONNECT_SECONDS_MAX
+        self.reconnect_pause_seconds = RECONNECT_SECONDS
+        #: Why nothing more can be read. None while the session is open.
+        self._closed: str | None = None
+        self._is_interrupted = False
+        #: The SQLSTATE of each warning during the last statement.
+        self._warnings: list[str] = []
+        self._connection = database.open_database(url)
+        self._connection.add_notice_handler(self._note_warning)
+
+    def close(self) -> None:
+        """Close the connection. A second call does nothing."""
+        self._closed = CLOSED
+        self._connection.close()
+
+    def interrupt(self) -> None:
+        """End a call that waits for the server in another thread, and all later calls."""
+        self._is_interrupted = True
+        database.interrupt(self._connection)
+
+    def _check_open(self) -> None:
+        if self._is_interrupted:
+            raise self._ended()
+        if self._closed:
+            raise JournalFailed(self._closed)
+
+    def _ended(self) -> Exception:
+        """Return the error of calls after an interrupt."""
+        return JournalFailed("the session was interrupted")
+
+    def _execute(
+        self, statement: LiteralString, values: Mapping[str, object] | None = None
+    ) -> list[tuple[Any, ...]]:
+        """Run a statement that may be repeated, and return its rows."""
+        give_up = self._give_up_at()
+        while True:
+            try:
+                return database.select(self._connection, statement, values)
+            except psycopg.Error as error:
+                if not self._is_interrupted:
+                    self._check_in_doubt(error)
+                self._reconnect(give_up, error)
+
+    def _check_in_doubt(self, error: psycopg.Error, what: str = "") -> None:
+        """Raise `JournalFailed` unless a statement that failed may still have been committed."""
+        if not database.is_in_doubt(self._connection, error):
+            raise database.failed(self._url, what or self._purpose, error) from error
+
+    def _give_up_at(self) -> float:
+        """Return until when a connection is tried again that is lost now."""
+        return time.monotonic() + self.reconnect_seconds_max
+
+    def _reconnect(self, give_up: float, error: psycopg.Error) -> None:
+        """Make the connection again, until a time of the monotonic clock."""
+        self._connection.close()
+        while True:
+            self._check_open()
+            if time.monotonic() > give_up:
+                raise database.failed(self._url, "connecting again", error) from error
+            try:
+                self._connection = database.connect(self._url)
+                self._connection.add_notice_handler(self._note_warning)
+                self._on_reconnected()
+            except psycopg.Error as latest:
+                self._connection.close()
+                error = latest
+                time.sleep(self.reconnect_pause_seconds)
+            else:
+                return
+
+    def _on_reconnected(self) -> None:
+        """Check what a new connection shows."""
+
+    def _note_warning(self, notice: Diagnostic) -> None:
+        if notice.severity_nonlocalized == "WARNING":
+            self._warnings.append(notice.sqlstate or "")
+
+
+class TermSession(Session):
+    """A session of the broker that leads."""
+
+    def __init__(self, url: str, term: Term) -> None:
+        super().__init__(url)
+        self._term = term
+
+    def _confirm(self) -> None:
+        """Commit once more, which waits until all commits before are durable and replicated.
+
+        A warning means that a standby may not have confirmed the last commit.
+        """
+        self._warnings.clear()
+        if not leader.renew(self._connection, self._term):
+            raise self._fenced()
+        if database.ends_session(self._warnings):
+            raise psycopg.OperationalError("the server has ended the session")
+        if self._warnings:
+            raise JournalFailed(
+                f"{database.describe(self._url)}: a standby did not confirm the last commit, "
+                "nothing more is acknowledged (see the log of PostgreSQL)"
+            )
+
+    def _fenced(self) -> LeaderLost:
+        return LeaderLost(
+            f"{database.describe(self._url)}: another broker has taken over since epoch "
+            f"{self._term.epoch}, and this one answers nothing more"
+        )
+
+    def _ended(self) -> LeaderLost:
+        return LeaderLost(
+            f"{database.describe(self._url)}: the lease of epoch {self._term.epoch} has ended, "
+            "so this broker answers nothing more"
+        )
+
+
+#: The greatest number of a row.
+SEQUENCE_MAX: Final = (1 << 63) - 1
 
 _INSERT: Final = leader.HELD + (  # noqa: S608  # no input
     " INSERT INTO taskyard.journal SELECT %(sequence)s, %(record_first)s, "
     "%(record_last)s, epoch, %(chain)b, %(body)b FROM held"
 )
-#: A statement over a lost connection may be executed after later ones. The anchor never goes back.
+#: A statement over a lost connection may be executed after later statements. The anchor never goes
+#: back.
 _TRIM: Final = leader.HELD + (  # noqa: S608  # no input
     ", gone AS (DELETE FROM taskyard.journal WHERE sequence <= %(through)s "
     "AND EXISTS (SELECT FROM held) RETURNING octet_length(body) AS bytes) "
@@ -68,17 +206,29 @@ _LOST_ROWS: Final = (
 )
 
 
+def read_rows(
+    execute: Callable[[LiteralString, Mapping[str, object]], list[tuple[Any, ...]]],
+    after: int,
+    last: int = SEQUENCE_MAX,
+) -> Iterator[Row]:
+    """Yield the rows after `after`, not verified. `execute` runs a statement that reads.
+
+    A row up to the anchor was added again by a late statement, see `PostgresRows`.
+    """
+    while True:
+        values = {"after": after, "last": last, "count": READ_ROWS_MAX}
+        rows = [Row(*columns) for columns in execute(_PORTION, values)]
+        if not rows:
+            return
+        yield from rows
+        after = rows[-1].sequence
+
+
 class PostgresRows(Session, StoreReader):
     """The rows in PostgreSQL, over one connection that is made again when it is lost."""
 
     def _read(self, after: int, last: int) -> Iterator[Row]:
-        while True:
-            values = {"after": after, "last": last, "count": READ_ROWS_MAX}
-            rows = [Row(*columns) for columns in self._execute(_PORTION, values)]
-            if not rows:
-                return
-            yield from rows
-            after = rows[-1].sequence
+        return read_rows(self._execute, after, last)
 
     def _stored_head(self, sequence: int) -> Head:
         for columns in self._execute(_HEAD, {"sequence": sequence}):
@@ -146,15 +296,12 @@ class WitnessedRows(PostgresRows):
             database.check_tables(self._connection)
             self._identity, self._anchor = database.read_anchor(self._connection)
         make_private_directory(directory)
-        witnessed = witness.read(directory)
-        if witnessed is not None and witnessed[0] != self._identity:
-            raise database.other_journal(self._url, directory)
+        witnessed = database.witnessed_head(self._url, directory, self._identity)
         self._head, self._used_bytes = self._anchor, 0
         if verified is not None:
             self._head, self._used_bytes = self._checked(verified), self._bytes_through(verified)
-        seen = None if witnessed is None else witnessed[1]
         kept = self._read(self._head.sequence, self._newest().sequence)
-        for row in chain.verify(kept, self._head, seen):
+        for row in chain.verify(kept, self._head, witnessed):
             self._head = row.head
             self._used_bytes += len(row.body)
         if witnessed is None:
@@ -174,7 +321,7 @@ class WitnessedRows(PostgresRows):
             )
         if self._head_at(verified.sequence) != verified:
             raise JournalDamaged(
-                f"row {verified.sequence} differs from the one that this broker has followed",
+                f"row {verified.sequence} differs from the row that this broker has followed",
                 _LOST_ROWS,
             )
         return verified

@@ -4,41 +4,36 @@ Both sides are locked until the end, so no broker runs. The copy is one transact
 read back and compared with the chain before its commit. Blobs are copied between stores of blobs,
 each compared with its name, and removed at the source at the end, unless they have a directory of
 their own. A state directory has the file `store` while its journal is, or may be, in the database:
-SQLite does not open one then. So a move that is killed at any point leaves at most one side that
-can be opened, and can be run again.
+SQLite does not open such a directory. So a move that is killed at any point leaves at most one side
+that can be opened, and can be run again.
 """
 
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import psycopg
 
 from taskyard.errors import JournalDamaged, StoreInUse, UnusableState, UnusableStore
-from taskyard.journal import chain, readonly, schema, sqlite, state_check, witness
+from taskyard.journal import chain, schema, sqlite, state_check, witness
 from taskyard.journal.archive import Archive
 from taskyard.journal.blob_files import BlobFiles, StoreTerms
 from taskyard.journal.blobs import FOLDER, BlobId, BlobStore, StreamKey, upload_of
 from taskyard.journal.chain import Head
 from taskyard.journal.files import link_directory, replace_private, sync_directory
 from taskyard.journal.lock import StateLock
-from taskyard.journal.postgres import (
-    blobs,
-    database,
-    exports,
-    key_table,
-    leader,
-    local_copy,
-    outbox,
-)
-from taskyard.journal.postgres.blobs import BlobRows, BlobTables
-from taskyard.journal.postgres.database import Connection
-from taskyard.journal.postgres.leader import Term
-from taskyard.journal.reader import JournalReader
+from taskyard.journal.sqlite import JournalReader
 from taskyard.journal.store import LEASE_NS
+from taskyard.net.keyring import DIRECTORY_NAME
+from taskyard.postgresql import blobs, database, exports, keys, leader, outbox
+from taskyard.postgresql.blobs import BlobRows, BlobTables
+from taskyard.postgresql.database import Connection
+from taskyard.postgresql.leader import Term
+from taskyard.postgresql.store import read_rows
 
 #: Keeps every other broker out until the transaction ends.
 _LOCK: Final = (
@@ -55,11 +50,10 @@ _COVER: Final = "INSERT INTO taskyard.meta VALUES ('covered', %b)"
 _RUN_AGAIN: Final = "nothing was changed at the source"
 
 
-def to_database(state: Path, url: str, directory: Path | None, keys: Path) -> Head:
+def to_database(state: Path, url: str, directory: Path | None) -> Head:
     """Move the journal of a state directory to an empty database. Return its newest row.
 
-    Blobs stay in a `directory` of their own. None: they move, too. `keys` is the directory of keys
-    in the state directory.
+    Blobs stay in a `directory` of their own. Without one, they move, too.
     """
     if not state.is_dir():
         raise UnusableState(f"state directory {state}: does not exist")
@@ -69,7 +63,7 @@ def to_database(state: Path, url: str, directory: Path | None, keys: Path) -> He
     with StateLock(state):
         known = _known(state, url)
         _check_sound(state)
-        with readonly.open_reader(state) as source, _held(url) as (connection, term):
+        with sqlite.open_stopped(state) as source, _held(url) as (connection, term):
             head = source.head
             is_copied = _is_copied(connection, url, source, known)
             if directory is not None:
@@ -78,8 +72,8 @@ def to_database(state: Path, url: str, directory: Path | None, keys: Path) -> He
             try:
                 if not is_copied:
                     _fill(connection, state, source, term)
-                    blobs.note_place(connection, term, _place(directory))
-                    key_table.adopt(connection, keys)
+                    blobs.note_location(connection, term, directory)
+                    keys.adopt(connection, state / DIRECTORY_NAME)
                     if directory is None:
                         _copy_blobs(BlobFiles(own), BlobRows(BlobTables(connection, term)))
                     _verify(connection, state, source)
@@ -93,8 +87,8 @@ def to_database(state: Path, url: str, directory: Path | None, keys: Path) -> He
     return head
 
 
-def to_directory(url: str, state: Path, directory: Path | None, keys: Path) -> Head:
-    """Move the journal of a database to a new state directory, or to one that was its broker's.
+def to_directory(url: str, state: Path, directory: Path | None) -> Head:
+    """Move the journal of a database to a new state directory, or to that of its broker.
 
     The database has an empty journal then. Returns the newest row.
     """
@@ -106,7 +100,7 @@ def to_directory(url: str, state: Path, directory: Path | None, keys: Path) -> H
         with _held(url) as (connection, term):
             if not _is_back(connection, state):
                 _check_outbox(connection, url)
-                _check_place(connection, directory)
+                blobs.check_location(connection, state, directory)
                 identity, _ = database.read_anchor(connection)
                 _fetch(connection, url, state)
                 if directory is None:
@@ -115,8 +109,8 @@ def to_directory(url: str, state: Path, directory: Path | None, keys: Path) -> H
                     _copy_blobs(BlobRows(BlobTables(connection, term)), local)
                 else:
                     link_directory(own, directory.absolute())
-                key_table.copy_to(connection, keys)
-                key_table.clear(connection)
+                keys.copy_to(connection, state / DIRECTORY_NAME)
+                keys.clear(connection)
                 database.clear(connection)
         _, _, head = sqlite.read_verified(state)
         (state / schema.DATABASE_NAME).unlink()
@@ -151,10 +145,6 @@ def _copy_stream(source: BlobStore, blob: BlobId, target: BlobStore, key: Stream
         target.flush()
 
 
-def _place(directory: Path | None) -> str:
-    return blobs.DATABASE if directory is None else blobs.DIRECTORY
-
-
 def _check_outbox(connection: Connection, url: str) -> None:
     """Refuse to leave tasks behind. SQLite has no outbox."""
     if any(outbox.count(connection)):
@@ -165,7 +155,7 @@ def _check_outbox(connection: Connection, url: str) -> None:
 
 
 def _known(state: Path, url: str) -> str:
-    """Return the URL in a state directory, if any. Raises if it is another one."""
+    """Return the URL in a state directory, if any. Raises if it is another URL."""
     known = schema.database_url(state)
     if known not in ("", url):
         raise UnusableState(f"state directory {state}: its journal is in {known}")
@@ -183,9 +173,8 @@ def _check_sound(state: Path) -> None:
 
 @contextmanager
 def _held(url: str) -> Iterator[tuple[Connection, Term]]:
-    """Take the journal as a broker does, and open a transaction that keeps others out."""
-    with database.open_database(url) as connection, database.usable(url):
-        database.check_tables(connection)
+    """Take the journal as a broker does, and open a transaction that keeps other brokers out."""
+    with database.open_store(url) as connection:
         term = leader.acquire(connection, LEASE_NS)
         try:
             with connection.transaction():
@@ -250,7 +239,8 @@ def _verify(connection: Connection, state: Path, source: JournalReader) -> None:
     """Read back what was written: the chain, the digests of files, the number of ended tasks."""
     _, anchor = database.read_anchor(connection)
     head = anchor
-    for row in chain.verify(local_copy.rows(connection, anchor), anchor, source.head):
+    rows = read_rows(partial(database.select, connection), anchor.sequence)
+    for row in chain.verify(rows, anchor, source.head):
         head = row.head
     for claimed in exports.claims(connection).items():
         exports.run(exports.read(connection, *claimed))
@@ -264,12 +254,5 @@ def _fetch(connection: Connection, url: str, state: Path) -> None:
     """Make a whole state directory of the tables, and check it as SQLite's."""
     witnessed = witness.read(state)
     replace_private(state / schema.DATABASE_NAME, url.encode())
-    local_copy.write(connection, state, witnessed[1] if witnessed else None)
+    exports.write_copy(connection, state, witnessed[1] if witnessed else None)
     _check_sound(state)
-
-
-def _check_place(connection: Connection, directory: Path | None) -> None:
-    """Refuse another place of blobs than that of the store."""
-    if blobs.known_place(connection) not in ("", _place(directory)):
-        hint = "set" if directory is None else "unset"
-        raise UnusableStore(f"blobs of the store are elsewhere ({hint} blobs.directory)")

@@ -47,7 +47,7 @@ class NameFilter:
 
     A lookup in the index costs ten times as much as a test here. A name that was added is never
     reported as new. With more names than its capacity, false positives become more frequent. The
-    hashes are those of this process.
+    hashes are of this process.
     """
 
     def __init__(self, names_expected: int = 0, capacity_min: int = CAPACITY_MIN) -> None:
@@ -65,19 +65,19 @@ class NameFilter:
 
     def add(self, names: Iterable[bytes]) -> None:
         bits, mask, count = self._bits, self._mask, 0
-        for place in map(hash, names):
-            bits[place & mask] |= 1 << (place >> 61 & 7)
+        for hashed in map(hash, names):
+            bits[hashed & mask] |= 1 << (hashed >> 61 & 7)
             count += 1
         self.count += count
 
     def may_contain(self, names: list[bytes]) -> list[bytes]:
-        """Return the names that may have been added. The others certainly were not."""
+        """Return the names that may have been added. All other names are new."""
         bits, mask = self._bits, self._mask
         return [
             name
-            for name, place in zip(names, map(hash, names), strict=True)
+            for name, hashed in zip(names, map(hash, names), strict=True)
             # Most bytes are zero, so test that first.
-            if (byte := bits[place & mask]) and byte >> (place >> 61 & 7) & 1
+            if (byte := bits[hashed & mask]) and byte >> (hashed >> 61 & 7) & 1
         ]
 
 

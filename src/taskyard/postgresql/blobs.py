@@ -1,32 +1,39 @@
 """Blobs, streams and files of compactions in tables.
 
-Each counts while it has a row in `blobs`. Its bytes are rows of `parts`, each with the offset of
+Each counts while it has a row in `blobs`. The bytes are rows of `parts`, each with the offset of
 its first byte. Rows of `blobs` are written and removed under the term, so a broker that lost its
 term adds and removes nothing. All statements may be repeated, so a lost connection is made again.
 The first of two may be executed later than statements that follow, and must not undo them. Knows
 no tasks.
 """
 
+from __future__ import annotations
+
 import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, LiteralString, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, LiteralString, NamedTuple
 
 import psycopg
 
-from taskyard.errors import LeaderLost
+from taskyard.errors import LeaderLost, UnusableStore
 from taskyard.journal.blobs import (
+    FOLDER,
     BlobFile,
     BlobId,
     BlobStore,
     StreamKey,
     length_of,
 )
-from taskyard.journal.postgres import database, leader
-from taskyard.journal.postgres.database import Connection
-from taskyard.journal.postgres.leader import Term
-from taskyard.journal.postgres.session import TermSession
+from taskyard.postgresql import database, leader
+from taskyard.postgresql.database import Connection
+from taskyard.postgresql.leader import Term
+from taskyard.postgresql.store import TermSession
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
 
 #: Bytes of a blob in one row. As much as a peer reads at once.
 PART_BYTES: Final = 1024 * 1024
@@ -34,7 +41,7 @@ PART_BYTES: Final = 1024 * 1024
 #: Rows of `blobs` that are read at once.
 PAGE_ROWS: Final = 500
 
-#: Kinds of rows: bytes that arrive, those that are named by their content, and files that replace
+#: Kinds of rows: bytes that arrive, bytes that are named by their content, and files that replace
 #: trimmed rows (`exports`), complete or not.
 STREAM: Final = "stream"
 SEALED: Final = "sealed"
@@ -57,7 +64,7 @@ _APPEND: Final = leader.HELD + (  # noqa: S608  # no input
     "max(start + octet_length(content)), %(used_ns)s FROM given, held GROUP BY name "
     "ON CONFLICT (kind, name) DO UPDATE SET used_ns = excluded.used_ns, "
     "bytes = greatest(blobs.bytes, excluded.bytes) RETURNING name, upload), "
-    # A part that is sent again overwrites the first one, which may be longer.
+    # A part that is sent again overwrites the first, which may be longer.
     "written AS (INSERT INTO taskyard.parts SELECT upload, start, content FROM given "
     "JOIN grown USING (name) ON CONFLICT (upload, start) DO UPDATE SET content = "
     "excluded.content || substr(parts.content, octet_length(excluded.content) + 1))" + _HELD_COUNT
@@ -98,8 +105,8 @@ _PAGE: Final = (
     "ORDER BY name LIMIT %(count)s"
 )
 
-_NOTE_PLACE: Final = leader.HELD + (  # noqa: S608  # no input
-    " INSERT INTO taskyard.meta SELECT 'files', %(place)b FROM held "
+_NOTE_LOCATION: Final = leader.HELD + (  # noqa: S608  # no input
+    " INSERT INTO taskyard.meta SELECT 'files', %(location)b FROM held "
     "ON CONFLICT (key) DO UPDATE SET value = excluded.value"
 )
 
@@ -187,7 +194,7 @@ class BlobTables:
     # Reading.
 
     def read(self, kind: str, name: bytes, offset: int, count: int) -> tuple[bytes, int] | None:
-        """Return some bytes of a blob and its size. None: it is not there."""
+        """Return some bytes of a blob and its size, if it is there."""
         values = {
             "kind": kind,
             "name": name,
@@ -226,8 +233,7 @@ class BlobTables:
         self, statement: LiteralString, values: Mapping[str, object] | None = None
     ) -> list[tuple[Any, ...]]:
         """Run a statement that may be repeated."""
-        found = self._connection.execute(statement, values, prepare=True, binary=True)
-        return found.fetchall() if found.description else []
+        return database.select(self._connection, statement, values)
 
 
 class Blobs(TermSession, BlobTables):
@@ -263,7 +269,7 @@ class BlobRows(BlobStore):
         self._lengths: OrderedDict[StreamKey, int] = OrderedDict()
 
     def flush(self) -> None:
-        if self._dropped:  # first: one may have begun again
+        if self._dropped:  # first: a stream may have begun again
             self.bytes_used -= self._tables.remove(STREAM, self._dropped, time.time_ns())[0]
             self._dropped = []
         if self._parts:
@@ -332,18 +338,49 @@ def _row(blob: BlobId) -> tuple[str, bytes]:
     return STREAM if isinstance(blob, StreamKey) else SEALED, blob.encode()
 
 
-def known_place(connection: Connection) -> str:
-    """Return where the blobs of a store are, as a broker noted it. Empty: not known."""
+def known_location(connection: Connection) -> str:
+    """Return `DATABASE` or `DIRECTORY`, as a broker noted it. Empty if it is not known."""
     return database.read_meta(connection, "files").decode()
 
 
-def note_place(connection: Connection, term: Term, place: str) -> None:
-    """Note where the blobs are."""
-    connection.execute(_NOTE_PLACE, {**term._asdict(), "place": place.encode()})
+def note_location(connection: Connection, term: Term, directory: Path | None) -> None:
+    """Note where the blobs are: in a directory, or in the database."""
+    location = DATABASE if directory is None else DIRECTORY
+    connection.execute(_NOTE_LOCATION, {**term._asdict(), "location": location.encode()})
 
 
 def _split(parts: Iterable[Part]) -> Iterator[Part]:
     """Yield parts of at most `PART_BYTES`."""
     for name, start, content in parts:
-        for place in range(0, len(content), PART_BYTES):
-            yield Part(name, start + place, content[place : place + PART_BYTES])
+        for at in range(0, len(content), PART_BYTES):
+            yield Part(name, start + at, content[at : at + PART_BYTES])
+
+
+def open_blobs(url: str, directory: Path | None, term: Term) -> Blobs | None:
+    """Open the tables for a broker that leads. Return None if blobs are in a directory."""
+    with database.open_database(url) as connection:
+        note_location(connection, term, directory)
+    return Blobs(url, term) if directory is None else None
+
+
+def open_beside(url: str) -> BlobRows | None:
+    """Open the tables with the term of the broker that runs now, if there is one.
+
+    Return None if blobs are in a directory.
+    """
+    with database.open_store(url) as connection:
+        if known_location(connection) != DATABASE:
+            return None
+        seen = leader.read(connection)
+    return BlobRows(Blobs(url, Term(seen.epoch, seen.holder)))
+
+
+def check_location(connection: Connection, state: Path, directory: Path | None) -> None:
+    """Refuse a directory of blobs, or none, where the store has them elsewhere."""
+    known = known_location(connection)
+    if known == DATABASE and directory is not None:
+        raise UnusableStore("blobs of the store are in the database (unset blobs.directory)")
+    link = state / FOLDER
+    if directory is None and (known == DIRECTORY or link.is_symlink()):
+        where = f" {link.readlink()}" if link.is_symlink() else ""
+        raise UnusableStore(f"blobs of the store are in a directory{where} (set blobs.directory)")

@@ -1,8 +1,12 @@
-"""Payloads and results that arrive and leave whole, in one message, but are kept as blobs.
+"""The bytes of payloads, results and output, which are kept as blobs.
 
-Bytes that a message brings are stored before the scheduler decides, and a `Blob` takes their place
-in the event. So records and memory have only that. Bytes that a message needs are read and checked
-between commit and send, and not kept. Knows no dialect.
+Long payloads and results that a message brings are stored before the scheduler decides, and a
+`Blob` takes their place in the event. So records and memory have only that. Payloads that an
+assignment needs are read and checked between commit and send, and not kept.
+
+Output arrives in chunks. A file is durable before the record that refers to it. Chunks that can't
+be written are refused: the worker stops programs with long output, and returns their tasks
+uncharged. Knows no dialect.
 """
 
 from __future__ import annotations
@@ -17,8 +21,17 @@ from msgspec import structs
 
 from taskyard.core import task_inputs
 from taskyard.core.blobs import Blob, blob_name, joined, text_of
-from taskyard.core.effects import Assign, Effect, LongAssign, NoWork, Refused
+from taskyard.core.effects import (
+    Assign,
+    Effect,
+    LongAssign,
+    NoWork,
+    OutputEnded,
+    OutputWritten,
+    Refused,
+)
 from taskyard.core.events import AssignmentUnsent, Outcome, SubmitRequested, TasksReported
+from taskyard.core.identity import spelling
 from taskyard.core.limits import BLOB_BYTES_MIN, NUMBER_MAX, PAYLOAD_BYTES_MAX, SECOND_NS
 from taskyard.core.membership import holds
 from taskyard.core.model import Refusal, shown
@@ -31,7 +44,7 @@ from taskyard.errors import (
     UserError,
 )
 from taskyard.journal.blob_files import REMOVED_HINT
-from taskyard.journal.blobs import BytesDiffer, short_name, upload_of
+from taskyard.journal.blobs import BytesDiffer, StreamKey, short_name, upload_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,13 +54,15 @@ if TYPE_CHECKING:
     from taskyard.core.context import Context
     from taskyard.core.events import Event
     from taskyard.core.ledger import Ledger
+    from taskyard.core.output import OutputChunk
     from taskyard.journal.blobs import BlobStore
+
 
 logger = logging.getLogger("taskyard.broker")
 
 _HINT: Final = "free some space, or see `taskyard clean`"
 
-#: The delay of a task whose result was refused. Without one, a faulty worker would keep busy.
+#: The delay of a task whose result was refused. Without a delay, a faulty worker would keep busy.
 MISSING_RETRY_NS: Final = 10 * SECOND_NS
 
 
@@ -85,7 +100,7 @@ def keep_payloads(blobs: BrokerBlobs, event: SubmitRequested) -> Refused | None:
     payloads: list[Content] = []
     last: Content = b""
     for index, payload in enumerate(submission.payloads):
-        is_long = BLOB_BYTES_MIN <= len(payload) <= PAYLOAD_BYTES_MAX  # longer ones are refused
+        is_long = BLOB_BYTES_MIN <= len(payload) <= PAYLOAD_BYTES_MAX  # longer payloads are refused
         if isinstance(payload, Blob) or not is_long:
             payloads.append(payload)
             continue
@@ -181,7 +196,7 @@ def _digest(content: bytes) -> bytes:
 def read_whole(store: BlobStore, blob: Blob) -> bytes:
     """Return all of a blob. Raises `BytesMissing`, `BytesDamaged` or `OSError`.
 
-    One that is damaged is removed, so that it can be stored again.
+    A damaged blob is removed, so that it can be stored again.
     """
     name = blob_name(blob)
     found = store.read(name, 0, blob.length)
@@ -227,26 +242,119 @@ class PayloadReader:
     def _without(self, assign: Assign, lost: dict[int, bytes]) -> Effect:
         """Return an assignment without some tasks, which the next turn fails."""
         names, attempts = assign.names, assign.attempts
-        places = [*lost]
+        unsent, unsent_attempts = [names[at] for at in lost], [attempts[at] for at in lost]
         self._enqueue(
-            AssignmentUnsent(
-                *(0, assign.worker, [names[at] for at in places], [attempts[at] for at in places]),
-                reasons=[*lost.values()],
-            )
+            AssignmentUnsent(0, assign.worker, unsent, unsent_attempts, reasons=[*lost.values()])
         )
-        kept = [place for place in range(len(names)) if place not in lost]
+        kept = [index for index in range(len(names)) if index not in lost]
         if not kept:
             return NoWork(assign.worker, settled=False, request=assign.request)
         envelopes = assign.envelopes
         return structs.replace(
             assign,
-            names=[names[place] for place in kept],
-            attempts=[attempts[place] for place in kept],
-            terms=[assign.terms[place] for place in kept],
-            lanes=[assign.lanes[place] for place in kept],
-            envelopes=None if envelopes is None else [envelopes[place] for place in kept],
+            names=[names[index] for index in kept],
+            attempts=[attempts[index] for index in kept],
+            terms=[assign.terms[index] for index in kept],
+            lanes=[assign.lanes[index] for index in kept],
+            envelopes=None if envelopes is None else [envelopes[index] for index in kept],
         )
 
 
 def _text_of(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)
+
+
+class OutputWriter:
+    """Writes the output of a turn."""
+
+    def __init__(self, store: BlobStore) -> None:
+        self._store = store
+        #: Without room no chunks are written: what is left is for the journal.
+        self.has_room = True
+        #: Bytes written, and whether the store has writes or removals to complete.
+        self.bytes_written = 0
+        self.is_dirty = False
+        #: Streams that ended in this turn. A chunk of such a stream was sent twice.
+        self._ended: set[StreamKey] = set()
+        #: Why the last chunk could not be written. Empty if it could.
+        self._problem = ""
+
+    def end(self, effect: OutputEnded) -> None:
+        """Seal the streams of an ended attempt, before the commit of its record.
+
+        Raises `JournalFailed` if that fails.
+        """
+        for stream, blob in effect.kept:
+            key = StreamKey(effect.campaign, effect.name, effect.attempt, stream)
+            about, name = shown(spelling(key.campaign, key.name)), blob_name(blob)
+            self._ended.add(key)
+            try:
+                is_there = self._store.seal(key, name) or self._store.touch(name)
+            except OSError as error:
+                text = f"output of task {about}: {error.strerror} ({_HINT})"
+                raise JournalFailed(text) from error
+            if not is_there:
+                text = "task %s, attempt %d: its %s is lost, but for head and tail"
+                logger.warning(text, about, key.attempt, stream.name.lower())
+
+    def drop(self, effect: OutputEnded) -> None:
+        """Remove the files of streams that the journal needs no more."""
+        for stream in effect.dropped:
+            self._store.drop(StreamKey(effect.campaign, effect.name, effect.attempt, stream))
+            self.is_dirty = True
+
+    def flush(self) -> None:
+        """Complete the writes and removals of a turn, before any reply."""
+        self._ended.clear()
+        if self.is_dirty:
+            self._store.flush()
+            self.is_dirty = False
+
+    def write(self, effect: OutputWritten) -> Effect:
+        """Write chunks. Return the reply, which is a refusal if they can't be written."""
+        size = sum(len(chunk.data) for chunk in effect.chunks)
+        self.is_dirty = True
+        reply = self._write(effect)
+        self.bytes_written += size if reply is effect else 0
+        return reply
+
+    def _write(self, effect: OutputWritten) -> Effect:
+        if effect.chunks and not self.has_room:
+            return self._refused(effect, "the disk is nearly full")
+        try:
+            for chunk in effect.chunks:
+                if not self._append(chunk):
+                    name = spelling(chunk.campaign, chunk.name)
+                    effect.missing.append((name, chunk.attempt))
+                    text = "task %s, attempt %d: its output from byte %d on does not fit"
+                    logger.warning(text, shown(name), chunk.attempt, chunk.offset)
+        except OSError as error:
+            return self._refused(effect, error.strerror or str(error))
+        self._problem = ""
+        effect.chunks = []
+        return effect
+
+    def _append(self, chunk: OutputChunk) -> bool:
+        """Write a chunk. Return False if bytes before it are missing, or different."""
+        key = StreamKey(chunk.campaign, chunk.name, chunk.attempt, chunk.stream)
+        if key in self._ended:
+            return True
+        try:
+            return self._store.append(key, chunk.offset, chunk.data) >= chunk.offset
+        except BytesDiffer:
+            if chunk.offset:
+                return False
+        self._store.drop(key)  # of another history of this state: a backup was restored
+        self._store.flush()
+        return self._store.append(key, 0, chunk.data) >= 0
+
+    def _refused(self, effect: OutputWritten, why: str) -> Refused:
+        """Refuse chunks. Log a new problem."""
+        if why != self._problem:
+            text = (
+                "output of tasks can't be written: %s (%s). Workers stop programs with long output."
+            )
+            logger.warning(text, why, _HINT)
+        self._problem = why
+        text = f"the broker can't write its output: {why}"
+        return Refused(effect.worker, effect.request, Refusal.FULL, text)

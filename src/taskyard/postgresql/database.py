@@ -8,7 +8,7 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, LiteralString
@@ -17,14 +17,14 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from taskyard.errors import JournalDamaged, JournalFailed, UnusableStore
-from taskyard.journal import chain
+from taskyard.journal import chain, witness
 from taskyard.journal.chain import Head
-from taskyard.journal.postgres import outbox_schema
 from taskyard.journal.schema import check_format
+from taskyard.postgresql import outbox_schema
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
-#: The statements of `store init`. Bodies are not compressed: that takes more CPU time than the rest
+#: The statements of `store init`. Bodies are not compressed: that takes more CPU time than all else
 #: of an append.
 TABLES: Final[tuple[LiteralString, ...]] = (
     "CREATE TABLE taskyard.meta (key text PRIMARY KEY, value bytea NOT NULL)",
@@ -42,7 +42,7 @@ TABLES: Final[tuple[LiteralString, ...]] = (
     ),
     "ALTER TABLE taskyard.journal ALTER body SET STORAGE EXTERNAL",
     # As in finished.sqlite. Rows are added in the order of their records, so ranges of pages are
-    # enough to find those that a standby lacks.
+    # enough to find rows that a standby lacks.
     (
         "CREATE TABLE taskyard.ended (name bytea, attempt bigint, record bigint NOT NULL, "
         "head bytea NOT NULL, content bytea NOT NULL, PRIMARY KEY (name, attempt))"
@@ -76,6 +76,8 @@ _EXISTS: Final = "SELECT to_regclass('taskyard.meta') IS NOT NULL"
 _INSERT_META: Final = "INSERT INTO taskyard.meta VALUES (%s, %b)"
 _UPDATE_META: Final = "UPDATE taskyard.meta SET value = %b WHERE key = %s"
 
+ONE_MOMENT: Final = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
+
 _CLEAR: Final[tuple[LiteralString, ...]] = (
     "DELETE FROM taskyard.meta WHERE key IN ('covered', 'files')",
     "DELETE FROM taskyard.journal",
@@ -108,7 +110,7 @@ _DEFAULTS: Final = {
 
 #: Settings of a session, each with the first version of PostgreSQL that has it. They replace
 #: defaults of a role, a database or a server that are meant for other programs. A statement must
-#: see what others committed before it, and wait for locks. The lease limits each wait. No object of
+#: see what was committed before it, and wait for locks. The lease limits each wait. No object of
 #: another schema replaces a function, and no policy hides rows.
 _SESSION: Final[tuple[tuple[LiteralString, int], ...]] = (
     ("SET search_path = pg_catalog", 0),
@@ -189,6 +191,22 @@ def open_database(url: str) -> Connection:
 
 
 @contextmanager
+def open_store(url: str) -> Iterator[Connection]:
+    """Connect to a database with tables of this version. Raises `UnusableStore` for any error."""
+    with usable(url), connect(url) as connection:
+        check_tables(connection)
+        yield connection
+
+
+@contextmanager
+def one_moment(connection: Connection) -> Iterator[None]:
+    """Begin a transaction that reads one state of all tables, whatever others write meanwhile."""
+    with connection.transaction():
+        connection.execute(ONE_MOMENT)
+        yield
+
+
+@contextmanager
 def usable(url: str) -> Iterator[None]:
     """Raise `UnusableStore` for an error of the server or of the connection."""
     try:
@@ -205,6 +223,16 @@ def _parse(url: str) -> dict[str, Any]:
         raise UnusableStore(
             "the store's URL is invalid (write postgresql://USER@HOST:PORT/DATABASE)"
         ) from None
+
+
+def select(
+    connection: Connection,
+    statement: LiteralString,
+    values: Mapping[str, object] | None = None,
+) -> list[tuple[Any, ...]]:
+    """Run a statement, and return its rows."""
+    found = connection.execute(statement, values, prepare=True, binary=True)
+    return found.fetchall() if found.description else []
 
 
 def init(connection: Connection) -> bool:
@@ -237,7 +265,7 @@ def _check_encoding(connection: Connection) -> None:
 
 
 def clear(connection: Connection, anchor: bytes | None = None) -> None:
-    """Remove the journal, and begin a new one or one with a sealed anchor of another store."""
+    """Remove the journal, and begin a new journal, or continue that of a sealed anchor."""
     for statement in _CLEAR:
         connection.execute(statement)
     connection.execute(_UPDATE_META, (anchor or _new_anchor(), "anchor"))
@@ -286,19 +314,27 @@ def unseal(sealed: bytes, what: str) -> tuple[bytes, Head]:
 
 
 def read_meta(connection: Connection, key: LiteralString) -> bytes:
-    """Return a value of the table `meta`. Empty: there is none."""
+    """Return a value of the table `meta`, empty if there is none."""
     query = f"SELECT value FROM taskyard.meta WHERE key = '{key}'"  # noqa: S608  # our own key
     for (value,) in connection.execute(query, binary=True):
         return bytes(value)
     return b""
 
 
-def other_journal(url: str, directory: Path) -> UnusableStore:
-    """Return the error if the witness of a state directory is of another journal."""
-    return UnusableStore(
-        f"state directory {directory}: belongs to another journal than {describe(url)}, as after "
-        "`taskyard store move` (use another --state)"
-    )
+def witnessed_head(url: str, directory: Path, identity: bytes) -> Head | None:
+    """Return the newest row in the witness of a state directory. None without a witness.
+
+    Raises `UnusableStore` if the witness is of another journal.
+    """
+    found = witness.read(directory)
+    if found is None:
+        return None
+    if found[0] != identity:
+        raise UnusableStore(
+            f"state directory {directory}: belongs to another journal than {describe(url)}, as "
+            "after `taskyard store move` (use another --state)"
+        )
+    return found[1]
 
 
 def is_in_doubt(connection: Connection, error: psycopg.Error) -> bool:

@@ -1,7 +1,8 @@
 """The outbox in SQL: its table, and the function `taskyard.submit` that users call.
 
-Owns the checks that a transaction of a user meets. The broker makes all others when it submits a
-row, and `outbox` reads and writes rows. Imports nothing, because `database` runs these statements.
+Owns the checks that a transaction of a user meets. The broker makes all other checks when it
+submits a row, and `outbox` reads and writes rows. Imports nothing, because `database` runs these
+statements.
 """
 
 from typing import Final, LiteralString
@@ -28,7 +29,7 @@ _TABLE: Final = (
     "CREATE INDEX outbox_refused ON taskyard.outbox (id) WHERE refused_code IS NOT NULL",
 )
 
-#: A role that may execute it needs no right on any table. Its errors have the code of an invalid
+#: A role that may execute it needs no right on any table. The errors have the code of an invalid
 #: parameter. Words of a command are split by the broker, as a shell splits them.
 _FUNCTION: Final[LiteralString] = r"""
 CREATE FUNCTION taskyard.submit(

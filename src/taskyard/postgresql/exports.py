@@ -11,8 +11,9 @@ broker adds only what is true. The row up to which the index is complete is writ
 """
 
 import hashlib
+import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -21,17 +22,17 @@ import psycopg
 from psycopg.errors import UniqueViolation
 
 from taskyard.errors import JournalDamaged, LeaderLost
-from taskyard.journal import chain, compaction, history, snapshot
+from taskyard.journal import chain, compaction, history, snapshot, sqlite
 from taskyard.journal.archive import Archive, ArchiveWriter, IndexRow
 from taskyard.journal.chain import Head
 from taskyard.journal.compaction import CompactionResult, DatabaseTerm
 from taskyard.journal.files import make_private_directory, replacing
-from taskyard.journal.postgres import blobs, database, leader
-from taskyard.journal.postgres.blobs import FILE, BlobTables
-from taskyard.journal.postgres.database import Connection
-from taskyard.journal.postgres.leader import Term
-from taskyard.journal.postgres.lease import Lease
-from taskyard.journal.postgres.store import PostgresReader, PostgresStore
+from taskyard.postgresql import blobs, database, leader
+from taskyard.postgresql.blobs import FILE, BlobTables
+from taskyard.postgresql.database import Connection
+from taskyard.postgresql.leader import Term
+from taskyard.postgresql.lease import Lease
+from taskyard.postgresql.store import PostgresReader, PostgresStore, read_rows
 
 #: Rows of the index that are read at once: some milliseconds, or 64 MB of output at the worst.
 _ROWS: Final = 1_000
@@ -42,7 +43,7 @@ _COVER: Final = leader.HELD + (  # noqa: S608  # no input
     "ON CONFLICT (key) DO UPDATE SET value = greatest(meta.value, excluded.value)"
 )
 
-#: As in finished.sqlite: an older end never replaces a newer one.
+#: As in finished.sqlite: an older end never replaces a newer end.
 _UPSERT: Final = (
     "INSERT INTO taskyard.ended VALUES (%b, %s, %s, %b, %b) ON CONFLICT (name, attempt) DO UPDATE "
     "SET record = excluded.record, head = excluded.head, content = excluded.content "
@@ -70,7 +71,7 @@ class PublishedIndex(ArchiveWriter):
         self._term = term
 
     def write(self, rows: Sequence[IndexRow]) -> None:
-        """Add rows by COPY, or one by one if a name is there, which takes several times as long.
+        """Add rows by COPY, or row by row if a name is there, which takes several times as long.
 
         That is rare: a name ended before, or a run was killed.
         """
@@ -140,7 +141,7 @@ def fetch(
 
 
 def remove_others(connection: Connection, directory: Path) -> dict[str, int]:
-    """Remove files of a state directory that do not count, and return the missing ones."""
+    """Remove files of a state directory that do not count, and return the missing files."""
     wanted = claims(connection)
     for path in local_files(directory):
         name = _name_of(directory, path)
@@ -206,7 +207,7 @@ def compact(
 def compact_stopped(
     url: str, directory: Path, progress: compaction.Progress, *, trims: bool
 ) -> CompactionResult:
-    """Compact a store without a broker. It is in use meanwhile, as by one.
+    """Compact a store without a broker. It is in use meanwhile, as by a broker.
 
     Raises `StoreInUse` if a broker uses it.
     """
@@ -285,7 +286,7 @@ def _portions(connection: Connection, after: int) -> Iterator[list[IndexRow]]:
     copy of the rows, and no old rows of other tables.
     """
     made = connection.cursor("index", withhold=True, binary=True)
-    with closing(made), made as cursor:  # twice, because a lost connection fails the first one
+    with closing(made), made as cursor:  # twice, because a lost connection fails the first
         cursor.execute("SELECT * FROM taskyard.ended WHERE record > %s", (after,))
         while rows := cursor.fetchmany(_ROWS):
             yield list(map(IndexRow._make, rows))
@@ -295,3 +296,26 @@ def run(parts: Iterator[object]) -> None:
     """Run all parts without a pause."""
     for _ in parts:
         pass
+
+
+def write_copy(connection: Connection, directory: Path, seen: Head | None = None) -> None:
+    """Make a state directory of the tables, in a transaction. It must have the row `seen`."""
+    identity, anchor = database.read_anchor(connection)
+    run(fetch(connection, directory, identity))
+    rows = read_rows(partial(database.select, connection), anchor.sequence)
+    sqlite.write_copy(directory, identity, anchor, chain.verify(rows, anchor, seen))
+
+
+@contextmanager
+def temporary_copy(url: str, state: Path) -> Iterator[Path]:
+    """Copy the store of a state directory as of one moment, also beside its broker.
+
+    The copy ends with the context. Raises `UnusableStore` if the witness of the directory is of
+    another journal, and `JournalDamaged` if its row is missing.
+    """
+    with tempfile.TemporaryDirectory(prefix="taskyard-copy-") as directory:
+        copy = Path(directory)
+        with database.open_store(url) as connection, database.one_moment(connection):
+            identity, _ = database.read_anchor(connection)
+            write_copy(connection, copy, database.witnessed_head(url, state, identity))
+        yield copy

@@ -7,6 +7,8 @@ the exchange with standbys, in a second thread, ends a lease. A third thread wai
 interrupts calls that wait for the server.
 """
 
+from __future__ import annotations
+
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -15,12 +17,12 @@ from typing import ClassVar, Final, Self
 
 import psycopg
 
+from taskyard.core.limits import SECOND_NS
 from taskyard.errors import JournalDamaged, LeaderLost
-from taskyard.journal.postgres import database, leader
-from taskyard.journal.postgres.database import Connection
-from taskyard.journal.postgres.leader import LeaderRow, Term, boottime_ns
-from taskyard.journal.postgres.standbys import StandbyWatch
 from taskyard.journal.store import LEASE_NS
+from taskyard.postgresql import database, leader
+from taskyard.postgresql.database import Connection
+from taskyard.postgresql.leader import LeaderRow, StandbyWatch, Term, boottime_ns
 
 #: Renewals in one lease. Some may fail.
 _RENEWALS: Final = 5
@@ -50,7 +52,7 @@ class Lease:
     _warned_ns: ClassVar[int] = -_WARNING_NS
 
     def __init__(self, url: str, lease_ns: int = LEASE_NS, term: Term | None = None) -> None:
-        """Renew a term, or take over the journal for one.
+        """Renew a term, or take over the journal for a term.
 
         To take over, wait as long as the lease of another broker.
         """
@@ -63,9 +65,10 @@ class Lease:
         self.on_renewed: Callable[[Connection], None] = lambda _connection: None
         #: The standbys of this leader, read as often as the lease is renewed.
         self.standbys = StandbyWatch(lease_ns)
+        self.handover = Handover(self)
         #: Where this broker listens, to be written with the next exchange.
-        self._place: tuple[str, list[str]] | None = None
-        #: The connection for everything but renewals. None: not connected yet.
+        self._address: tuple[str, list[str]] | None = None
+        #: The connection for everything but renewals. None until it is connected.
         self._exchanging: Connection | None = None
         #: When the last renewal that took effect was sent.
         self._renewed_ns = 0
@@ -99,7 +102,7 @@ class Lease:
         return boottime_ns()
 
     def left_ns(self) -> int:
-        """Return how long this broker may still answer. Not above 0: no more."""
+        """Return how long this broker may still answer, at most 0 if not any more."""
         return 0 if self._is_over else self._ends_ns - boottime_ns()
 
     def check(self) -> None:
@@ -125,7 +128,7 @@ class Lease:
 
     def show(self, host: str, endpoints: list[str]) -> None:
         """Let standbys know where this broker listens, with the next exchange."""
-        self._place = (host, endpoints)
+        self._address = (host, endpoints)
 
     def close(self) -> None:
         """End the term, so that the next broker need not wait. A second call does nothing."""
@@ -212,9 +215,9 @@ class Lease:
 
     def _exchange(self, connection: Connection) -> None:
         """Read the rows of standbys, and write where this broker listens."""
-        if self._place is not None:
-            leader.show(connection, self.term, *self._place)
-            self._place = None
+        if self._address is not None:
+            leader.show(connection, self.term, *self._address)
+            self._address = None
         self.standbys.refresh(connection, boottime_ns())
         self.on_renewed(connection)
 
@@ -229,3 +232,32 @@ class Lease:
             if connection is not None:
                 database.interrupt(connection)
         self.on_lost()
+
+
+class Handover:
+    """Decides whether the broker ends its term when a user asks for it. Implements `HandOver`."""
+
+    def __init__(self, lease: Lease) -> None:
+        self._lease = lease
+        self.is_requested = False
+
+    def __call__(self, epoch: int, *, force: bool) -> str:
+        lease = self._lease
+        if epoch < lease.term.epoch:
+            return ""  # it is over: this request was sent again
+        if epoch > lease.term.epoch:
+            return f"epoch {epoch} has not begun, this broker leads in epoch {lease.term.epoch}"
+        problem = "" if force else _standby_problem(lease)
+        self.is_requested = self.is_requested or not problem
+        return problem
+
+
+def _standby_problem(lease: Lease) -> str:
+    """Return why no standby can take over sooner than by waiting for the lease, or ""."""
+    found = lease.standbys.seen()
+    if not found:
+        return "no standby has reported (start one with `taskyard broker --standby`)"
+    behind_ns = min(row.behind_ns + lease.now_ns() - seen_ns for row, seen_ns, _ in found)
+    if behind_ns <= lease.lease_ns:
+        return ""
+    return f"the standby is {behind_ns / SECOND_NS:.1f} s behind (use --force to hand over anyway)"

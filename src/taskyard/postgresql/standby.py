@@ -1,9 +1,9 @@
-"""A broker that follows the leader of its store, and takes over when that one ends.
+"""A broker that follows the leader of its store, and takes over when the leader ends.
 
-It applies rows as they come to a ledger of its own, so a takeover reads only the last ones. It
+It applies rows as they come to a ledger of its own, so a takeover reads only the last rows. It
 follows in a thread, so that signals are handled whatever the database does. Nothing is written to
 the journal and no peer is answered before the term is taken. The rules of a takeover are in
-`journal.postgres.leader`.
+`postgresql.leader`.
 
 The index of ended tasks is fetched part by part, between polls. It must be complete before the
 standby leads, as far as rows are trimmed: results are there or in rows. The first compaction of a
@@ -13,30 +13,201 @@ leader fetches the history.
 from __future__ import annotations
 
 import logging
+import math
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
 from socket import gethostname
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
-from taskyard.broker.archive import EndedTasks
+import psycopg
+
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import JournalDamaged, JournalFailed, UnusableStore
-from taskyard.journal import recovery
+from taskyard.journal import chain, recovery
 from taskyard.journal.archive import Archive
-from taskyard.journal.postgres.follower import Behind, Follower, Interrupted
-from taskyard.journal.postgres.leader import NO_HOLDER, Vacancy, boottime_ns
-from taskyard.journal.postgres.lease import Lease
+from taskyard.journal.chain import Row
+from taskyard.journal.ended_tasks import EndedTasks
 from taskyard.journal.schema import write_error
+from taskyard.journal.sqlite import READ_ROWS_MAX
 from taskyard.net.host import Waker
+from taskyard.postgresql import database, exports, leader
+from taskyard.postgresql.leader import NO_HOLDER, LeaderRow, StandbyRow, Term, Vacancy, boottime_ns
+from taskyard.postgresql.lease import Lease
+from taskyard.postgresql.store import WitnessedRows
 from taskyard.process import state_files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from taskyard.broker.broker_settings import BrokerSettings
     from taskyard.core.ledger import Ledger
     from taskyard.journal.chain import Head
-    from taskyard.journal.postgres.follower import Polled
+    from taskyard.journal.state_store import StoreSettings
+
+_T = TypeVar("_T")
+
+#: A lost connection is tried again for ever. A standby has nothing else to do.
+_RECONNECT_SECONDS: Final = 0.25
+
+_POLL: Final = (
+    "SELECT leader.epoch, holder, renewal, lease_ns, host, endpoints, "
+    "(SELECT value FROM taskyard.meta WHERE key = 'format'), "
+    "(SELECT value FROM taskyard.meta WHERE key = 'anchor'), "
+    "(SELECT chain FROM taskyard.journal WHERE sequence = %(after)s), "
+    "later.sequence, record_first, record_last, chain, body FROM taskyard.leader "
+    "LEFT JOIN LATERAL (SELECT * FROM taskyard.journal WHERE sequence > %(after)s "
+    "ORDER BY sequence LIMIT %(count)s) AS later ON true ORDER BY later.sequence"
+)
+
+
+class Behind(Exception):
+    """The rows that follow are not there, and all rows must be read again."""
+
+
+class Interrupted(Exception):
+    """The connection was lost in a fetch, which must start again after the next poll."""
+
+
+class Polled(NamedTuple):
+    """The result of one poll."""
+
+    leader: LeaderRow
+    #: The host of the leader, and where it listens.
+    address: tuple[str, tuple[str, ...]]
+    #: The next rows, verified. There may be more.
+    rows: list[Row]
+
+    @property
+    def is_last(self) -> bool:
+        """Return whether these are all rows."""
+        return len(self.rows) < READ_ROWS_MAX
+
+
+class Follower(WitnessedRows):
+    """Reads the rows of another broker as they come.
+
+    Its head is the last row that `poll` returned. For one thread, except `close`.
+    """
+
+    _is_durable = False
+
+    def __init__(self, url: str, directory: Path) -> None:
+        super().__init__(url)
+        self._directory = directory
+        self.reconnect_seconds_max = math.inf
+        self.reconnect_pause_seconds = _RECONNECT_SECONDS
+        self._is_in_snapshot = False
+        self._holder = leader.new_holder()
+        #: Connections made again. Each may lead to another server, with an older state.
+        self.reconnects = 0
+
+    def load(self, use: Callable[[], _T]) -> _T:
+        """Verify all rows, fetch index and snapshots, and call `use`, all as of one moment."""
+        while True:
+            self._is_in_snapshot = True
+            try:
+                with database.one_moment(self._connection):
+                    self._close_witness()
+                    self._open(self._directory)
+                    parts = exports.fetch(
+                        self._connection, self._directory, self._identity, history=False
+                    )
+                    exports.run(parts)
+                    return use()
+            except psycopg.Error as error:
+                self._check_in_doubt(error)
+                lost_by = error
+            finally:
+                self._is_in_snapshot = False
+            self._reconnect(math.inf, lost_by)
+
+    def index_parts(self) -> Iterator[None]:
+        """Fetch the index of ended tasks, with a pause after each part for the next poll."""
+        try:
+            yield from exports.index_parts(self._connection, self._directory, self._identity)
+        except psycopg.Error as error:
+            self._check_in_doubt(error)
+            raise Interrupted from error
+
+    def poll(self) -> Polled:
+        """Read the row of the leader and the next rows.
+
+        Raises `Behind` if rows in between were trimmed, or if the server lost the last row.
+        """
+        values = {"after": self._head.sequence, "count": READ_ROWS_MAX}
+        found = self._execute(_POLL, values)
+        host, endpoints, written, sealed, own = found[0][4:9]
+        self._check_store(written, sealed)
+        self._check_head(own)
+        rows = [Row(*columns[9:]) for columns in found if columns[9] is not None]
+        for row in chain.verify(rows, self._head):
+            self._head = row.head
+        return Polled(LeaderRow(*found[0][:4]), (host, tuple(endpoints)), rows)
+
+    def take(self, seen: LeaderRow, lease_ns: int) -> Term | None:
+        """Begin a new term. Return None if the row is no longer as it was seen.
+
+        If the connection is lost in between, the next poll shows whether the term is ours.
+        """
+        if seen.holder == self._holder:
+            return Term(seen.epoch, seen.holder)
+        try:
+            return leader.take(self._connection, seen, lease_ns, self._holder)
+        except psycopg.Error as error:
+            self._check_in_doubt(error, "taking over")
+            return None
+
+    def is_ours(self, seen: LeaderRow) -> bool:
+        """Return whether a term was taken over a connection that was lost then."""
+        return seen.holder == self._holder
+
+    def report(self, host: str, endpoints: list[str], behind_ns: int) -> None:
+        """Write how far this standby is, for the leader, and then in the witness.
+
+        A failure shows in the next poll.
+        """
+        row = StandbyRow(self._holder, host, endpoints, self._head.sequence, behind_ns)
+        self._warnings.clear()
+        with suppress(psycopg.Error):
+            leader.report_standby(self._connection, row)
+            if not self._warnings:
+                self._witness.update(self._head)
+
+    def end_reports(self) -> None:
+        """Remove what `report` wrote."""
+        with suppress(psycopg.Error):
+            leader.remove_standby(self._connection, self._holder)
+
+    def _ended(self) -> JournalFailed:
+        return JournalFailed("the standby stops")
+
+    def _reconnect(self, give_up: float, error: psycopg.Error) -> None:
+        if self._is_in_snapshot:
+            raise error
+        self._check_open()
+        name = database.describe(self._url)
+        logger.warning("%s: connecting again: %s", name, database.text_of(error))
+        super()._reconnect(give_up, error)
+        self.reconnects += 1
+        logger.warning("%s: connected again", name)
+
+    def _check_store(self, written: bytes, sealed: bytes) -> None:
+        """Raise if the tables are of another version, or of another journal."""
+        name = database.describe(self._url)
+        identity, self._anchor = database.checked_anchor(written, sealed)
+        if identity != self._identity:
+            raise UnusableStore(
+                f"{name}: has another journal now, as after `taskyard store move` (use another "
+                "--state for that)"
+            )
+
+    def _check_head(self, own: bytes | None) -> None:
+        """Compare the last row that was read with the row that is stored there."""
+        head, anchor = self._head, self._anchor
+        if own is None and anchor.sequence == head.sequence:
+            own = anchor.chain
+        if own != head.chain:
+            raise Behind
+
 
 logger = logging.getLogger("taskyard.broker")
 
@@ -151,7 +322,7 @@ class Replica:
 class Standby:
     """Follows in a thread of its own, from `start` until it leads, fails or is stopped."""
 
-    def __init__(self, settings: BrokerSettings, announce: Callable[[str], None]) -> None:
+    def __init__(self, settings: StoreSettings, announce: Callable[[str], None]) -> None:
         """`announce` receives a line when the standby has all rows."""
         self._settings = settings
         self._announce = announce
@@ -180,7 +351,7 @@ class Standby:
         return not self._thread.is_alive()
 
     def lead(self) -> WarmState:
-        """Return the state of a standby that leads now. Raises the error of one that has failed."""
+        """Return the state of a standby that leads now. Raises its error if it has failed."""
         self._thread.join()
         if self._failure is not None:
             raise self._failure
@@ -249,7 +420,7 @@ class Standby:
         return self._stopping.wait(max(due_ns - boottime_ns(), 0) / SECOND_NS)
 
     def _take(self, vacancy: Vacancy) -> bool:
-        """Begin a term if the row may be taken. Its lease is renewed from here on."""
+        """Begin a term if the row may be taken. The lease is renewed from here on."""
         seen, settings = vacancy.seen, self._settings
         if not (vacancy.is_due(boottime_ns()) or self._follower.is_ours(seen)):
             return False
@@ -276,9 +447,9 @@ class Standby:
             self._announce(f"standby: following epoch {seen.epoch} at row {row}")
         if now_ns - self._reported_ns >= seen.lease_ns // _REPORTS_PER_LEASE:
             self._reported_ns = now_ns
-            places = [place for _, place in self._settings.listen]
-            self._follower.report(gethostname(), places, now_ns - self._caught_up_ns)
-        file = state_files.Standby(seen.epoch, *polled.place)
+            endpoints = [endpoint for _, endpoint in self._settings.listen]
+            self._follower.report(gethostname(), endpoints, now_ns - self._caught_up_ns)
+        file = state_files.Standby(seen.epoch, *polled.address)
         if file != self._file:
             self._file = file
             state_files.write_standby(self._settings.state, file)

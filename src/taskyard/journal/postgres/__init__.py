@@ -1,1 +1,0 @@
-"""The journal in PostgreSQL. Needs the extra `postgres`, so it is imported only by its users."""
