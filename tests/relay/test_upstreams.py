@@ -12,9 +12,15 @@ from taskyard.errors import Refused
 from taskyard.net.keyring import Keyring
 from taskyard.net.keys import read_peer_key
 from taskyard.net.sockets import listen
-from taskyard.relay import upstreams
-from taskyard.relay.process import RelayOptions, serve
-from taskyard.relay.upstreams import CHECK_NS, MISSING_NS, CheckedRelay, UpstreamCheck
+from taskyard.relay import process
+from taskyard.relay.process import (
+    CHECK_NS,
+    MISSING_NS,
+    CheckedRelay,
+    RelayOptions,
+    UpstreamCheck,
+    serve,
+)
 from taskyard.wire.roles import Role
 from tests.relay.kit import Clock
 
@@ -59,7 +65,7 @@ def test_move_to_another_place_is_logged(caplog: pytest.LogCaptureFixture) -> No
     world.pass_time(2)
     upstream.place = "tcp://10.0.0.9:1"
     world.pass_time(2)
-    assert caplog.messages == [upstreams.CONNECTED_TEXT % "tcp://10.0.0.9:1"]
+    assert caplog.messages == [process.CONNECTED_TEXT % "tcp://10.0.0.9:1"]
 
 
 def test_relay_ends_when_all_brokers_refuse_its_key(caplog: pytest.LogCaptureFixture) -> None:
@@ -112,8 +118,8 @@ def test_relay_with_the_key_of_another_broker_names_the_endpoint(
     ends: int,
 ) -> None:
     """Without any peer, over real sockets. The time until the warning is cut short."""
-    monkeypatch.setattr(upstreams, "CHECK_NS", SECOND_NS // 20)
-    monkeypatch.setattr(upstreams, "MISSING_NS", SECOND_NS // 5)
+    monkeypatch.setattr(process, "CHECK_NS", SECOND_NS // 20)
+    monkeypatch.setattr(process, "MISSING_NS", SECOND_NS // 5)
     monkeypatch.setattr(CheckedRelay, "has_exited", property(lambda _: bool(caplog.messages)))
     key = tmp_path / "mine.key"
     Keyring(tmp_path / "mine").create("mine", Role.WORKER, key)

@@ -26,9 +26,9 @@ from taskyard.core import effects, events, identity
 from taskyard.core.events import UnknownPolicy
 from taskyard.core.model import Submission, Terms
 from taskyard.errors import BytesDamaged, BytesMissing, Refused
-from taskyard.net.round_robin import RoundRobinLoop
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire.round_robin import client as round_robin_client
+from taskyard.wire.round_robin import peer as round_robin_client
+from taskyard.worker.round_robin import RoundRobinLoop
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -33,8 +33,8 @@ from taskyard.relay.server import Relay
 from taskyard.wire import dialect
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.ping_pong import peer as ping_pong_peer
-from taskyard.wire.round_robin import leases as round_robin_leases
 from taskyard.wire.round_robin import peer as round_robin_peer
+from taskyard.wire.round_robin import workers as round_robin_leases
 from taskyard.wire.wmp import peer as wmp_peer
 from taskyard.worker import native, ping_pong, round_robin, wmp
 from taskyard.worker.native_process import WorkerMonitor

@@ -33,9 +33,9 @@ from taskyard.process import current_task
 from taskyard.process.machine import usable_cores
 from taskyard.settings.keys import SLOTS_MAX, variable_of
 from taskyard.settings.loader import Source
-from taskyard.wire.hungry.zmailer import SESSIONS
+from taskyard.wire.hungry import SESSIONS
 from taskyard.wire.pickled import PICKLE
-from taskyard.worker.agents.rules import AgentSettings
+from taskyard.worker.agents.lanes import AgentSettings
 from taskyard.worker.agents.runner import read_command, read_variables
 from taskyard.worker.call_process import CallOptions
 from taskyard.worker.native_process import BrokerTarget, serve
@@ -407,7 +407,7 @@ def _forward(
     keys: Sequence[PeerKey | None],
 ) -> None:
     """Run a worker whose tasks run at another broker."""
-    from taskyard.forward import process  # noqa: PLC0415  # only for this option
+    from taskyard.forward import runner  # noqa: PLC0415  # only for this option
 
     is_native = values.dialect == "dwork"
     if len(found) > 1 and is_native:
@@ -425,16 +425,16 @@ def _forward(
     settings = structs.replace(settings, forwards=True, forwards_to=target)
     more: Any = {"slots": values.slots, "until_eof": values.until_eof}
     if is_native:
-        process.serve(found[0], settings, lower, cli_context.info, key=keys[0], **more)
+        runner.serve(found[0], settings, lower, cli_context.info, key=keys[0], **more)
     else:
-        process.serve_wmp(found, settings, lower, cli_context.info, keys=keys, **more)
+        runner.serve_wmp(found, settings, lower, cli_context.info, keys=keys, **more)
 
 
 def _connect_lower(
     cli_context: CliContext, values: WorkerOptions, found: Sequence[str]
 ) -> LowerBroker:
     """Connect to the broker of --forward-to. Raises `UserError` if it is one of `found`."""
-    from taskyard.forward import process  # noqa: PLC0415  # only for this option
+    from taskyard.forward import runner  # noqa: PLC0415  # only for this option
 
     target = values.forward_to or ""
     is_directory = "://" not in target
@@ -443,7 +443,7 @@ def _connect_lower(
     places = {place for one in found for place in endpoints.parse_places(one)}
     if places.intersection(endpoints.parse_places(broker)):
         raise UserError(f"--forward-to {target}: the worker's own broker")
-    return process.connect_lower(
+    return runner.connect_lower(
         broker, values.forward_key, values.forward_as, found[0], cli_context.info
     )
 

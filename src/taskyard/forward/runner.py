@@ -1,4 +1,4 @@
-"""A worker's runner that submits its jobs to a lower broker and returns their results.
+"""The forwarder: a native or WMP worker whose runner is another broker.
 
 Threads do what blocks: one submits and cancels tasks, one fetches the results of those that are
 settled, one follows the capacity of the lower broker. The loop's thread owns the list of jobs and
@@ -14,15 +14,19 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from concurrent.futures import CancelledError
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Final
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
+from taskyard.client.internal import InternalClient
 from taskyard.core.blobs import Blob, text_of
 from taskyard.core.events import Outcome
+from taskyard.core.model import shown
 from taskyard.core.output import Stream
 from taskyard.core.task_inputs import blobs_in
 from taskyard.errors import (
@@ -34,21 +38,33 @@ from taskyard.errors import (
     TaskyardError,
     UserError,
 )
+from taskyard.forward.lower import LowerBroker, upper_label
+from taskyard.net import sockets
+from taskyard.net.channel import Channel
+from taskyard.net.host import Host
 from taskyard.net.signals import Waker
 from taskyard.wire.payloads import CALL, EXEC
 from taskyard.wire.plain_pickles import looks_pickled
 from taskyard.worker.jobs import Job, JobResult, cut_reason
+from taskyard.worker.native import NativeWorkerLoop
+from taskyard.worker.native_process import SocketWorker
 from taskyard.worker.programs import ProgramOutput, SpooledOutput
+from taskyard.worker.spool import OutputSpool
+from taskyard.worker.wmp import WmpWorker, WmpWorkerLoop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from concurrent.futures import Future as AnyFuture
+    from pathlib import Path
     from typing import Any
 
     from taskyard.core.blobs import Content
+    from taskyard.core.resources import Resources
     from taskyard.core.runs import Run
-    from taskyard.forward.lower import Capacity, LowerBroker
-    from taskyard.worker.spool import OutputSpool
+    from taskyard.forward.lower import Capacity
+    from taskyard.net.keys import PeerKey
+    from taskyard.worker.settings import WorkerSettings
+
 
 logger = logging.getLogger(__name__)
 
@@ -390,3 +406,87 @@ def _outcome(future: AnyFuture[Any], endpoint: str) -> tuple[Outcome, bytes | No
     except Exception:  # noqa: BLE001, S110  # its value can't be decoded here, and need not be
         pass
     return Outcome.DONE, None
+
+
+#: Seconds between two attempts to reach the lower broker.
+RETRY_SECONDS: Final = 1.0
+
+
+def connect_lower(
+    broker: str, key: Path | None, label: str | None, upper: str, announce: Callable[[str], None]
+) -> LowerBroker:
+    """Connect to the lower broker. Waits until it answers."""
+    is_announced = False
+    while True:
+        try:
+            client = InternalClient(broker, key=key, connect_timeout=RETRY_SECONDS, report=announce)
+        except NoBroker:
+            if not is_announced:
+                announce(f"waiting for a broker at {broker}")
+            is_announced = True
+            time.sleep(RETRY_SECONDS)
+        else:
+            given = label is not None
+            return LowerBroker(client, label or upper_label(upper), is_label_given=given)
+
+
+class ForwardLoop(NativeWorkerLoop):
+    """A native worker whose slots and resources change."""
+
+    def set_capacity(self, slots: int, resources: Resources) -> None:
+        """Use another number of slots and other resources from now on."""
+        self.settings = structs.replace(self.settings, slots=slots, resources=resources)
+        self._worker_message = self._make_worker_message()
+
+
+def serve(  # noqa: PLR0913  # the last ones are named
+    endpoint: str,
+    settings: WorkerSettings,
+    lower: LowerBroker,
+    announce: Callable[[str], None],
+    *,
+    slots: int | None = None,
+    key: PeerKey | None = None,
+    until_eof: bool = False,
+) -> None:
+    """Take tasks from the broker at `endpoint` and run them at the lower one, until a signal.
+
+    The slots and resources follow those of the lower broker's workers. `slots` are fixed.
+    """
+    with closing(lower), Host(until_eof=until_eof) as host:
+        spool = OutputSpool(host.clock.monotonic_ns)
+        runner = host.add_resource(ForwardRunner(lower, spool))
+        wire = host.add_socket(sockets.connect(endpoint, key, counts=True))
+        channel = Channel(wire, host.clock)
+        loop = ForwardLoop(settings, channel, runner, host.clock, spool=spool)
+        loop.on_ended = runner.cancel_ended
+        runner.on_capacity = lambda one: loop.set_capacity(slots or one.slots, one.resources)
+        worker = SocketWorker(loop, channel, runner, announce)
+        worker.wire, worker.host = wire, host
+        host.run(worker)
+
+
+def serve_wmp(  # noqa: PLR0913  # the last ones are named
+    managers: Sequence[str],
+    settings: WorkerSettings,
+    lower: LowerBroker,
+    announce: Callable[[str], None],
+    *,
+    slots: int | None = None,
+    keys: Sequence[PeerKey | None] = (),
+    until_eof: bool = False,
+) -> None:
+    """Take tasks from WMP managers and run them at the lower broker, until a signal.
+
+    The slots follow those of the lower broker's workers. `slots` are fixed.
+    """
+    with closing(lower), Host(until_eof=until_eof) as host:
+        runner = host.add_resource(ForwardRunner(lower, None))
+        pairs = zip_longest(managers, keys)
+        wires = [host.add_socket(sockets.connect(*pair)) for pair in pairs]
+        names = [upper_label(one) for one in managers]
+        loop = WmpWorkerLoop(settings, wires, runner, host.clock, names=names)
+        loop.on_ended = runner.cancel_ended
+        if slots is None:
+            runner.on_capacity = lambda one: loop.set_slots(one.slots)
+        host.run(WmpWorker(loop, wires, runner, shown(settings.name), announce))

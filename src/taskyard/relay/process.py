@@ -2,6 +2,7 @@
 
 WMP's relay forwards by the path in each message, and the native relay has one connection for all
 its peers. Relays of other dialects are gateways, with a connection above for each peer below.
+ZeroMQ connects without a report, and tries for ever, so the connections above are checked.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from msgspec import Struct
 
+from taskyard.core.limits import SECOND_NS
+from taskyard.errors import Refused
 from taskyard.net import sockets
 from taskyard.net.guard import Guard
 from taskyard.net.host import Host, HostedProgram
@@ -20,13 +23,127 @@ from taskyard.net.zmq_socket import ZmqSocket
 from taskyard.relay.gateway import Gateway, GatewayProgram
 from taskyard.relay.native import NativeRelay
 from taskyard.relay.server import LoggedRelay, Relay
-from taskyard.relay.upstreams import CheckedRelay, UpstreamCheck
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from taskyard.net.keyring import Keyring
     from taskyard.net.keys import PeerKey
+    from taskyard.net.protocols import MonotonicClock
+
+
+#: How often to check the connections.
+CHECK_NS: Final = SECOND_NS
+
+#: Log that a broker is not connected after this time.
+MISSING_NS: Final = 3 * SECOND_NS
+
+#: Log lines with the endpoint. ZeroMQ reports no reason, so the hint has the likely ones.
+MISSING_TEXT: Final = (
+    "broker at %s: no handshake for 3 s (is it running, does it listen there without keys?)"
+)
+MISSING_WITH_KEY_TEXT: Final = (
+    "broker at %s: no handshake for 3 s (is it running, does it listen there with keys, and is key "
+    "%r of this broker?)"
+)
+CONNECTED_TEXT: Final = "broker at %s: connected"
+
+
+class Upstream(Protocol):
+    """A socket to a broker: `net.places.CountingSocket`."""
+
+    endpoint: str
+    #: Empty: it has no key.
+    key_name: str
+
+    @property
+    def place(self) -> str:
+        """The present one of several places. Empty: it is not connected."""
+
+    def is_connected(self) -> bool: ...
+
+    def check_accepted(self, unanswered_ns: int) -> None: ...
+
+
+class UpstreamCheck:
+    """Checks the connections to brokers every second."""
+
+    def __init__(self, above: Sequence[Upstream], clock: MonotonicClock) -> None:
+        self._above = above
+        self._clock = clock
+        now_ns = clock.monotonic_ns()
+        #: When each was last connected.
+        self._connected_ns = [now_ns] * len(above)
+        self._missing: set[int] = set()
+        #: Where each was last connected.
+        self._places = [""] * len(above)
+        #: Those that refuse the key. ZeroMQ does not connect to them again.
+        self._refused: dict[int, Refused] = {}
+        self.check_at_ns = now_ns + CHECK_NS
+
+    def run_if_due(self) -> None:
+        """Log missing brokers. Raise `Refused` if all refuse the key, and log it if some do."""
+        now_ns = self._clock.monotonic_ns()
+        if now_ns < self.check_at_ns:
+            return
+        self.check_at_ns = now_ns + CHECK_NS
+        known = {*self._refused}
+        for number, upstream in enumerate(self._above):
+            if number not in known:
+                self._check(number, upstream, now_ns)
+        if len(self._refused) == len(self._above):
+            raise self._refused[0]
+        for number in self._refused.keys() - known:
+            logger.warning("%s", self._refused[number])
+
+    def _check(self, number: int, upstream: Upstream, now_ns: int) -> None:
+        if upstream.is_connected():
+            self._connected_ns[number] = now_ns
+            place, self._places[number] = self._places[number], upstream.place
+            if number in self._missing or place not in ("", upstream.place):
+                self._missing.discard(number)
+                logger.warning(CONNECTED_TEXT, upstream.place)
+            return
+        missing_ns = now_ns - self._connected_ns[number]
+        try:
+            upstream.check_accepted(missing_ns)
+        except Refused as error:
+            self._refused[number] = error
+            return
+        if missing_ns >= MISSING_NS and number not in self._missing:
+            self._missing.add(number)
+            _log_missing(upstream)
+
+
+def _log_missing(upstream: Upstream) -> None:
+    if upstream.key_name:
+        logger.warning(MISSING_WITH_KEY_TEXT, upstream.endpoint, upstream.key_name)
+    else:
+        logger.warning(MISSING_TEXT, upstream.endpoint)
+
+
+class CheckedRelay:
+    """A relay and the check of its connections, as the host drives them."""
+
+    def __init__(self, relay: HostedProgram, check: UpstreamCheck) -> None:
+        self._relay = relay
+        self._check = check
+        self.shut_down = relay.shut_down
+
+    @property
+    def has_exited(self) -> bool:
+        return self._relay.has_exited
+
+    def turn(self) -> bool:
+        more = self._relay.turn()
+        self._check.run_if_due()
+        return more
+
+    def wake_at_ns(self) -> int | None:
+        wake_at_ns = self._relay.wake_at_ns()
+        check_at_ns = self._check.check_at_ns
+        return check_at_ns if wake_at_ns is None else min(wake_at_ns, check_at_ns)
+
 
 logger = logging.getLogger("taskyard.relay")
 

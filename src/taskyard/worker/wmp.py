@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from taskyard.net.keys import PeerKey
     from taskyard.net.protocols import MonotonicClock, Transport
     from taskyard.net.zmq_socket import ZmqSocket
-    from taskyard.wire.wmp.managers import Route
+    from taskyard.wire.wmp.peer import Route
     from taskyard.worker.jobs import JobResult, Runner
     from taskyard.worker.settings import WorkerSettings
 

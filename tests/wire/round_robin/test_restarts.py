@@ -7,8 +7,8 @@ import pytest
 from taskyard.core import events
 from taskyard.core.model import Submission
 from taskyard.core.states import DONE, LEASED, READY
-from taskyard.wire.round_robin.leases import identity_of, name_of
 from taskyard.wire.round_robin.server import make_server
+from taskyard.wire.round_robin.workers import identity_of, name_of
 from tests.wire.round_robin.kit import C1, KEY, LMQ, SERVER, SRV, W1, W2, Harness, lmq
 
 # After a restart.

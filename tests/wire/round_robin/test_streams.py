@@ -7,9 +7,9 @@ import zlib
 import pytest
 
 from taskyard.errors import Malformed
-from taskyard.wire.round_robin import streams
-from taskyard.wire.round_robin.client import ANSWER_NS
-from taskyard.wire.round_robin.streams import StreamReader, StreamWriter
+from taskyard.wire.round_robin import frames
+from taskyard.wire.round_robin.frames import StreamReader, StreamWriter
+from taskyard.wire.round_robin.peer import ANSWER_NS
 from tests.wire.round_robin.test_peer_client import LMQ, SRV, WRK
 from tests.wire.round_robin.test_peer_client import Stage as ClientStage
 from tests.wire.round_robin.test_peer_worker import CLI, lmq
@@ -151,7 +151,7 @@ def test_aborted_stream_ends_and_frees_its_slot(mode: bytes) -> None:
 def test_stream_that_no_client_continues_is_dropped_and_frees_its_slot() -> None:
     stage, handle = streaming()
     assert stage.worker.wake_at_ns() is not None
-    assert [frames[-2] for frames in stage.later(streams.STREAM_NS)][-1:] == [INCREMENT]
+    assert [frames[-2] for frames in stage.later(frames.STREAM_NS)][-1:] == [INCREMENT]
     sent = stage.reply_to(*lmq(4, b"2", *more(handle)), CLI)
     assert sent[-1][-2] == b"ERROR mqs_more: unknown stream"
 

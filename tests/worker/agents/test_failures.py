@@ -13,8 +13,8 @@ from taskyard.core.blobs import Blob, Content, text_of
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import UserError
-from taskyard.wire.hungry.frames import LINE_BYTES_MAX
-from taskyard.worker.agents.pipes import StdinPipe
+from taskyard.wire.hungry import LINE_BYTES_MAX
+from taskyard.worker.agents.process import StdinPipe
 from taskyard.worker.agents.runner import read_command
 from taskyard.worker.limits import (
     AGENT_CLOSED_NS_MAX,

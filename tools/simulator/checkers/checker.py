@@ -34,8 +34,8 @@ from taskyard.core.heartbeats import IDLE_FACTOR
 from taskyard.core.records import ReturnReason
 from taskyard.journal.recovery import decode
 from taskyard.wire import dialect
-from taskyard.wire.ping_pong import backend as ping_pong_backend
-from taskyard.wire.round_robin import leases as round_robin_leases
+from taskyard.wire.ping_pong import server as ping_pong_backend
+from taskyard.wire.round_robin import workers as round_robin_leases
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

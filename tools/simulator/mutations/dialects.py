@@ -20,8 +20,7 @@ from taskyard.wire.native import frames as native_frames
 from taskyard.wire.native import requests as native_requests
 from taskyard.wire.native.pending import PendingRequests
 from taskyard.wire.native.server import NativeServer
-from taskyard.wire.ping_pong.backend import WAITING, WORKING, Backend
-from taskyard.wire.ping_pong.server import Frontend
+from taskyard.wire.ping_pong.server import WAITING, WORKING, Backend, Frontend
 from taskyard.wire.round_robin.server import RoundRobin
 from taskyard.wire.round_robin.workers import WorkerTable
 from taskyard.wire.wmp import frames as wmp_frames

@@ -25,8 +25,7 @@ from taskyard.wire import roles
 from taskyard.wire.dialect import is_probe, request_numbers, text_and_problem
 from taskyard.wire.round_robin import frames as lmq
 from taskyard.wire.round_robin.frames import Message, Settings
-from taskyard.wire.round_robin.leases import Lease, Peer
-from taskyard.wire.round_robin.workers import WorkerTable
+from taskyard.wire.round_robin.workers import Lease, Peer, WorkerTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

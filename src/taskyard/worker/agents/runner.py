@@ -21,17 +21,18 @@ from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import UserError
 from taskyard.settings.values import command_problem
-from taskyard.wire.hungry.zmailer import SESSIONS
+from taskyard.wire.hungry import SESSIONS
 from taskyard.worker import runner
-from taskyard.worker.agents.lanes import LaneAssignment, lane_of
-from taskyard.worker.agents.process import Agent, start_agent
-from taskyard.worker.agents.rules import (
+from taskyard.worker.agents.lanes import (
     LANES_CACHE_SIZE,
     AgentRules,
     AgentSettings,
+    LaneAssignment,
     fill_command,
     has_places,
+    lane_of,
 )
+from taskyard.worker.agents.process import Agent, start_agent
 from taskyard.worker.jobs import Job, JobResult, cut_reason
 from taskyard.worker.limits import AGENT_RESTART_NS, AGENT_RESTART_NS_MAX, KILL_GRACE_NS
 from taskyard.worker.program_paths import find_program
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from taskyard.core.blobs import Content
     from taskyard.core.rules import Rule
     from taskyard.net.protocols import Clock
-    from taskyard.worker.agents.rules import LaneKey
+    from taskyard.worker.agents.lanes import LaneKey
     from taskyard.worker.runner import Work
     from taskyard.worker.spool import OutputSpool
 
