@@ -172,10 +172,10 @@ def lost_worker_keeps_its_job() -> Iterator[None]:
         return [appeared]
 
     def end_wait(self: Backend, peer: Any) -> Any:
-        peer.last_seen_ns = self._now_ns
+        peer.last_seen_ns = self.now_ns
         return []
 
-    with patched(Backend, "_register_worker", enlist), patched(Backend, "_end_wait", end_wait):
+    with patched(Backend, "_register_worker", enlist), patched(Backend, "on_due", end_wait):
         yield
 
 
@@ -188,7 +188,7 @@ def wake_all() -> Iterator[None]:
 
     def wake(self: Wmp, effect: effects.Wake) -> Any:
         told = wmp_frames.Wake(wmp_frames.text_of(effect.service), self._manager)
-        return [reply for worker in self._peers for reply in self._to(worker, told)]
+        return [reply for worker in self.peers for reply in self._to(worker, told)]
 
     with patched_item(Wmp._REPLIES, effects.Wake, wake):
         yield

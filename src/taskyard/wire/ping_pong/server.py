@@ -22,8 +22,8 @@ from taskyard.core.events import Outcome
 from taskyard.core.limits import PAYLOAD_BYTES_MAX, SECOND_NS
 from taskyard.core.model import QueueOrder, Refusal, Submission, WorkerFacts
 from taskyard.core.states import CANCELLED, DONE
-from taskyard.core.timer_heap import AT_ONCE_NS, TimerHeap
-from taskyard.wire import roles
+from taskyard.core.timer_heap import AT_ONCE_NS, NEVER_NS, TimerHeap
+from taskyard.wire import peers, roles
 from taskyard.wire.dialect import (
     PING_PONG,
     chose_its_id,
@@ -82,22 +82,19 @@ PROBATION, WAITING, WORKING, OWING, AWAY, DISMISSED = PeerState
 REGISTERED: Final = (WAITING, WORKING)
 
 
-class Peer(Struct, eq=False):
-    """One connection of a worker."""
+class Peer(peers.Peer, eq=False):
+    """One connection of a worker. Its key is its route."""
 
-    route: bytes
-    #: Its name in the core.
-    name: bytes
-    last_seen_ns: int
     #: PROBATION: since when. Without a reply for WORKER_EXPIRE_SECONDS, it reconnects.
-    since_ns: int
+    since_ns: int = 0
     standing: PeerState = PROBATION
     #: How often it has pinged.
     pings: int = 0
     #: WORKING and OWING: the task and its attempt.
     task: bytes = b""
     attempt: int = 0
-    #: WORKING: when the job was assigned, and the timeouts without pings and with.
+    #: WORKING: when the job was assigned, NEVER_NS in that turn. The timeouts without pings and
+    #: with.
     given_ns: int = 0
     lease_ns: int = 0
     pinging_lease_ns: int = 0
@@ -109,8 +106,6 @@ class Peer(Struct, eq=False):
     #: WORKING and OWING: it has reconnected under its own id, so its job or the result may be lost.
     #: Its messages do not renew its lease either.
     has_reconnected: bool = False
-    #: When its timeout is checked next, which may be early, never late. 0: never.
-    timeout_check_ns: int = 0
 
     @property
     def is_registered(self) -> bool:
@@ -127,27 +122,20 @@ class Peer(Struct, eq=False):
         return self.is_doubted or not self.has_reconnected
 
 
-class Backend:
-    """All workers of this dialect, on any number of sockets."""
+class Backend(peers.PeerTable[Peer]):
+    """All workers of this dialect, on any number of sockets.
+
+    The timeout of a worker is checked here and not in the core, because it depends on whether the
+    worker pings while it works. Nothing is journalled for a ping.
+    """
 
     def __init__(self, dialect: int, random_bits: Callable[[], int], settings: Settings) -> None:
+        super().__init__(dialect)
         self.prefix = settings.prefix
-        self._numbers = request_numbers(dialect)
         self._random_bits = random_bits
         self._settings = settings
-        self.peers: dict[bytes, Peer] = {}
-        #: Peers by name.
-        self._named: dict[bytes, Peer] = {}
-        #: The reply to each request, if it gets one.
-        self._answers: dict[int, Reply] = {}
         #: A worker gets a new incarnation with each registration, also across restarts.
         self._incarnation = (random_bits() % (1 << 32)) << 30
-        self.timers = TimerHeap()
-        #: Events that effects have caused. They go to the scheduler before all others.
-        self._overdue: list[events.Event] = []
-        #: Workers that got a job since the clock was last read.
-        self._just_given: list[Peer] = []
-        self._now_ns = 0
         #: Malformed messages, for the log and the statistics.
         self.malformed = 0
         #: Messages that a peer's roles do not allow, for the log.
@@ -168,7 +156,7 @@ class Backend:
     ) -> list[events.Event]:
         """Decode a message into events. Never raises. A worker whose key does not allow a message
         gets no reply: there is no word for that."""
-        result = self._begin(now_ns)
+        result = self.begin(now_ns)
         if not is_message(frames):
             self.malformed += not is_probe(frames)
             return result
@@ -187,12 +175,12 @@ class Backend:
             return self._reply_unknown(route, word)
         result = self._receive(peer, frames)
         if peer.route in self.peers:
-            self._watch(peer)
+            self.watch(peer)
         return result
 
     def _receive(self, peer: Peer, frames: Sequence[bytes]) -> list[events.Event]:
         if peer.is_renewed:
-            peer.last_seen_ns = self._now_ns
+            peer.last_seen_ns = self.now_ns
         word = frames[1]
         if peer.standing is DISMISSED or (self.leaving and not peer.is_registered):
             return self._shut_down(peer)
@@ -212,18 +200,16 @@ class Backend:
         if not (word == READY or is_ping(word)) or not self._has_room():
             return None
         name = name_of(route, self._settings.secret, self.prefix)
-        peer = Peer(route, name, last_seen_ns=self._now_ns, since_ns=self._now_ns)
-        self.peers[route] = self._named[peer.name] = peer
-        return peer
+        return self.add(Peer(route, name, route, self.now_ns, since_ns=self.now_ns))
 
     def _has_room(self) -> bool:
         """Return whether one more connection can be kept. Forget a silent one if need be."""
         if len(self.peers) < PEERS_MAX:
             return True
-        silent_ns = self._now_ns - self._settings.expire_ns
+        silent_ns = self.now_ns - self._settings.expire_ns
         for peer in self.peers.values():
             if peer.standing is PROBATION and peer.last_seen_ns <= silent_ns:
-                self._forget(peer)
+                self.forget(peer)
                 return True
         return False
 
@@ -233,7 +219,7 @@ class Backend:
             self.malformed += 1
             return []
         self.stale += 1
-        return [events.ReplyDue(0, route, self._number((route, [b"", PONG])))]
+        return [self.send(route, [b"", PONG])]
 
     def _pinged(self, peer: Peer, *, is_counted: bool) -> list[events.Event]:
         peer.pings += 1
@@ -243,7 +229,7 @@ class Backend:
         pong = self._pong(peer, *count)
         if peer.standing is AWAY:
             return [pong, *self._register_worker(peer)]
-        if peer.standing is WORKING and self._now_ns - peer.given_ns > CROSSING_NS:
+        if peer.standing is WORKING and self.now_ns - peer.given_ns > CROSSING_NS:
             peer.is_pinging = True
         return [pong]
 
@@ -253,7 +239,7 @@ class Backend:
         is not enough, because it may have crossed the job that the peer still runs."""
         if peer.standing is OWING:
             return not peer.is_renewed
-        since_ns = self._now_ns - peer.since_ns
+        since_ns = self.now_ns - peer.since_ns
         return peer.standing is PROBATION and since_ns >= self._settings.expire_ns
 
     def _is_ready(self, peer: Peer) -> list[events.Event]:
@@ -268,7 +254,7 @@ class Backend:
         would be read as that of the next job."""
         if peer.standing is not OWING or chose_its_id(peer.route):
             return False
-        return self._now_ns - peer.given_ns < peer.lease_ns
+        return self.now_ns - peer.given_ns < peer.lease_ns
 
     def _reported(self, peer: Peer, outcome: Outcome, text: bytes) -> list[events.Event]:
         """Report the job that a worker has or owes. After that it may get another one."""
@@ -279,42 +265,37 @@ class Backend:
         report = events.TasksReported(
             *(0, peer.name, [peer.task], [peer.attempt]),
             texts=[text],
-            request=self._number((peer.route, [b"", PONG])),
+            request=self.number(peer.route, [b"", PONG]),
         )
         if outcome is not Outcome.DONE:
             report.outcomes, report.random_bits = [outcome], self._random_bits()
         peer.standing, peer.is_doubted, peer.has_reconnected = WAITING, False, False
-        peer.last_seen_ns = self._now_ns
+        peer.last_seen_ns = self.now_ns
         return [report, *self._register_worker(peer)] if was_owing else [report]
 
     def _leave(self, peer: Peer | None) -> list[events.Event]:
         if peer is None:
             return []
-        self._forget(peer)
+        self.forget(peer)
         return [events.WorkerExited(0, peer.name)] if peer.is_registered else []
 
     def _shut_down(self, peer: Peer) -> list[events.Event]:
         peer.standing = DISMISSED
-        return [events.ReplyDue(0, peer.route, self._number((peer.route, [b"", EXIT])))]
+        return [self.send(peer.route, [b"", EXIT])]
 
     def _pong(self, peer: Peer, *count: bytes) -> events.Event:
         """Return a PONG, and a heartbeat to the core if it is from a registered worker."""
-        number = self._number((peer.route, [b"", PONG, *count]))
+        frames = [b"", PONG, *count]
         if peer.is_registered and peer.is_renewed:
-            return events.WorkerHeartbeat(0, peer.name, request=number)
-        return events.ReplyDue(0, peer.route, number)
-
-    def _number(self, answer: Reply) -> int:
-        number = next(self._numbers)
-        self._answers[number] = answer
-        return number
+            return events.WorkerHeartbeat(0, peer.name, request=self.number(peer.route, frames))
+        return self.send(peer.route, frames)
 
     def _register_worker(self, peer: Peer) -> list[events.Event]:
         """Register a worker, so that it gets jobs. The core's timeout is a little longer than ours.
         It applies after a restart."""
         self._incarnation += 1
         peer.standing, peer.is_doubted, peer.has_reconnected = WAITING, False, False
-        peer.last_seen_ns = self._now_ns
+        peer.last_seen_ns = self.now_ns
         facts = WorkerFacts(
             services=self._settings.services,
             slots_total=1,
@@ -328,10 +309,6 @@ class Backend:
         )
         return [events.WorkerRegistered(0, peer.name, facts)]
 
-    def _forget(self, peer: Peer) -> None:
-        self.peers.pop(peer.route, None)
-        self._named.pop(peer.name, None)
-
     # Effects.
 
     def reply(self, effect: effects.Effect) -> list[Reply]:
@@ -339,15 +316,15 @@ class Backend:
         if isinstance(effect, effects.Assign):
             return self._assign(effect)
         if isinstance(effect, effects.HeartbeatAck | effects.ReplyDue):
-            return self._answer(effect.request)
+            return self.take_reply(effect.request)
         if isinstance(effect, effects.ReportAck):
             return self._on_report_ack(effect)
-        peer = self._named.get(getattr(effect, "worker", b""))
+        peer = self.named.get(getattr(effect, "worker", b""))
         if peer is None or not peer.is_registered:
             return []
         if isinstance(effect, effects.Shutdown):
             peer.standing = DISMISSED
-            self._cause(events.WorkerExited(0, peer.name))
+            self.cause(events.WorkerExited(0, peer.name))
             return [(peer.route, [b"", EXIT])]
         if isinstance(effect, effects.Stop) and peer.standing is WORKING:
             self._let_finish(peer)
@@ -356,10 +333,10 @@ class Backend:
         return []
 
     def _assign(self, effect: effects.Assign) -> list[Reply]:
-        peer = self._named.get(effect.worker)
+        peer = self.named.get(effect.worker)
         if peer is None or peer.standing is not WAITING:
             # It left or is busy. The scheduler has an event of that, or gets it now.
-            self._cause(events.WorkerLost(0, effect.worker, b"not waiting", charged=False))
+            self.cause(events.WorkerLost(0, effect.worker, b"not waiting", charged=False))
             return []
         peer.standing = WORKING
         peer.task, peer.attempt = effect.names[0], effect.attempts[0]
@@ -367,31 +344,22 @@ class Backend:
         peer.lease_ns = max(self._settings.lease_ns, asked_ns)
         peer.pinging_lease_ns = max(self._settings.expire_ns, asked_ns)
         peer.is_pinging = False
-        self._just_given.append(peer)
-        self.timers.add(AT_ONCE_NS, self._begin, None)  # records the time
+        peer.given_ns = NEVER_NS
+        self.timers.add(AT_ONCE_NS, self._note_given, peer)
         return [(peer.route, [b"", _job_of(effect)])]
-
-    def _answer(self, number: int) -> list[Reply]:
-        answer = self._answers.pop(number, None)
-        return [] if answer is None else [answer]
 
     def _on_report_ack(self, effect: effects.ReportAck) -> list[Reply]:
         """Reply to a result only if it was too late."""
         if effect.missing:
             self.stale += 1
-            return self._answer(effect.request)
-        self._answers.pop(effect.request, None)
+            return self.take_reply(effect.request)
+        self._replies.pop(effect.request, None)
         return []
 
     def _let_finish(self, peer: Peer) -> None:
         """Remove a worker until it has finished its cancelled job, which it can't be sent."""
         peer.standing = OWING
-        self._cause(events.WorkerLost(0, peer.name, b"at a cancelled task", charged=False))
-
-    def _cause(self, event: events.Event) -> None:
-        """Add an event that an effect causes. It goes to the scheduler in the next turn."""
-        self._overdue.append(event)
-        self.timers.add(AT_ONCE_NS, self._begin, None)
+        self.cause(events.WorkerLost(0, peer.name, b"at a cancelled task", charged=False))
 
     def disconnected(self, route: bytes) -> list[events.Event]:
         """Remove the worker of a route that can't be reached."""
@@ -406,51 +374,29 @@ class Backend:
     def reconnected(self, route: bytes, now_ns: int) -> list[events.Event]:
         """Give the job of a worker that kept its id a deadline. The job may be lost, or its result,
         and then pings would renew it for good."""
-        result = self._begin(now_ns)
+        result = self.begin(now_ns)
         peer = self.peers.get(route)
         if peer is not None and peer.standing is WORKING and peer.is_renewed:
             peer.has_reconnected, peer.last_seen_ns = True, now_ns
-            self._watch(peer)
+            self.watch(peer)
         return result
 
     def _lose(self, peer: Peer | None, reason: bytes, *, is_charged: bool) -> list[events.Event]:
         if peer is None:
             return []
-        self._forget(peer)
+        self.forget(peer)
         if not peer.is_registered:
             return []
         return [events.WorkerLost(0, peer.name, reason, charged=is_charged)]
 
     # Time.
 
-    def _check_timeout(self, now_ns: int, peer: Peer) -> list[events.Event]:
-        """Return events for a worker if it has timed out."""
-        if self.peers.get(peer.route) is not peer or peer.timeout_check_ns > now_ns:
-            return []
-        result, peer.timeout_check_ns = self._begin(now_ns), 0
-        if self._due_ns(peer) <= now_ns:
-            result += self._end_wait(peer)
-        if peer.route in self.peers:
-            self._watch(peer)
-        return result
+    def _note_given(self, now_ns: int, peer: Peer) -> list[events.Event]:
+        """Note the time of an assignment, which effects do not have."""
+        peer.given_ns = now_ns
+        return []
 
-    def _begin(self, now_ns: int, _key: None = None) -> list[events.Event]:
-        """Set the time. Return events that go to the scheduler before all others."""
-        self._now_ns = now_ns
-        for peer in self._just_given:
-            peer.given_ns = now_ns
-        self._just_given.clear()
-        taken, self._overdue = self._overdue, []
-        return taken
-
-    def _watch(self, peer: Peer) -> None:
-        due_ns = self._due_ns(peer)
-        if not peer.timeout_check_ns or due_ns < peer.timeout_check_ns:
-            peer.timeout_check_ns = due_ns
-            self.timers.add(due_ns, self._check_timeout, peer)
-
-    def _due_ns(self, peer: Peer) -> int:
-        """Return when a worker times out."""
+    def due_ns(self, peer: Peer) -> int:
         if peer.standing is WAITING:
             return peer.last_seen_ns + self._settings.expire_ns
         if peer.standing is WORKING:
@@ -458,7 +404,7 @@ class Backend:
             return peer.last_seen_ns + (peer.pinging_lease_ns if is_prompt else peer.lease_ns)
         return peer.last_seen_ns + FORGET_NS
 
-    def _end_wait(self, peer: Peer) -> list[events.Event]:
+    def on_due(self, peer: Peer) -> list[events.Event]:
         if peer.standing is WORKING:
             peer.standing = OWING
             if peer.is_charged:
@@ -468,7 +414,7 @@ class Backend:
             peer.standing = AWAY
             # A job that is assigned in this very turn is not charged.
             return [events.WorkerLost(0, peer.name, charged=False)]
-        self._forget(peer)
+        self.forget(peer)
         return []
 
 

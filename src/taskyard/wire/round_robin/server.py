@@ -22,7 +22,7 @@ from taskyard.core.states import CANCELLED, DONE
 from taskyard.core.timer_heap import AT_ONCE_NS
 from taskyard.errors import Malformed
 from taskyard.wire import roles
-from taskyard.wire.dialect import is_probe, request_numbers, text_and_problem
+from taskyard.wire.dialect import is_probe, text_and_problem
 from taskyard.wire.round_robin import frames as lmq
 from taskyard.wire.round_robin.frames import Message, Settings
 from taskyard.wire.round_robin.workers import Lease, Peer, WorkerTable
@@ -80,17 +80,14 @@ class RoundRobin:
         socket_numbers: Iterable[int] = (),
     ) -> None:
         self.prefix = settings.prefix
-        self._numbers = request_numbers(dialect)
         self._queue_max = settings.queue_max
         self._terms = settings.tasks.terms(lmq.DIALECT)
         self._lanes = settings.tasks.lanes(1)
         #: Distinguishes the tasks of this process from those of others.
         self._token = b"%08x%08x" % (random_bits() % (1 << 32), random_bits() % (1 << 32))
-        self._table = WorkerTable(settings, socket_numbers, self._ping)
+        self._table = WorkerTable(dialect, settings, socket_numbers)
         self.timers = self._table.timers
         self.timers.add(AT_ONCE_NS, self._begin, None)
-        #: Messages to send when their turn has come.
-        self._replies: dict[int, Reply] = {}
         #: Clients' messages by request.
         self._pending: dict[int, PendingMessage] = {}
         #: RESPONSEs of workers by request, and by task and result. A late one may arrive in the
@@ -149,10 +146,10 @@ class RoundRobin:
 
     def _begin(self, now_ns: int, _key: None = None) -> list[events.Event]:
         """Set the time. Return events that go to the scheduler before all others."""
-        result = self._table.begin_turn(now_ns)
+        result = self._table.begin(now_ns)
         if not self._has_asked:
             self._has_asked = True
-            result.append(events.HeldTasksRequested(0, b"", self.prefix, next(self._numbers)))
+            result.append(events.HeldTasksRequested(0, b"", self.prefix, next(self._table.numbers)))
         return result
 
     def _receive(
@@ -167,11 +164,8 @@ class RoundRobin:
         if denial:
             self.forbidden += 1
             return [] if message is None else self._acknowledge(route, message, denial)
-        peer = self._table.get(route[1:])
-        is_recalled = peer is not None and peer.is_recalled and not peer.route
+        peer = self._table.peers.get(route[1:])
         result = [] if peer is None else self._table.touch(peer, route)
-        if is_recalled:
-            result.append(self._ping(route))
         if message is None:
             return result
         if message.command == lmq.RESPONSE and peer is not None:
@@ -218,7 +212,7 @@ class RoundRobin:
             return self._table.increment(peer) + self._acknowledge(route, message)
         if key == lmq.DEREGISTER:
             lmq.log_message("deregistered %s", route[1:])
-            gone = self._table.deregister(peer, next(self._numbers))
+            gone = self._table.deregister(peer, next(self._table.numbers))
             return gone + self._acknowledge(route, message)
         return self._submit(route, message)
 
@@ -250,7 +244,7 @@ class RoundRobin:
             return self._refuse(route, message, "the queue is full; try again later")
         if lmq.logger.isEnabledFor(logging.DEBUG):
             lmq.log_message(f"{lmq.shown_key(message.arguments)} from %s", route[1:])
-        number = next(self._numbers)
+        number = next(self._table.numbers)
         short = Message(message.command, message.id, (), (), message.bottom)
         self._pending[number] = PendingMessage(route, short)
         name = b"round-robin-%s-%d" % (self._token, number)
@@ -260,8 +254,8 @@ class RoundRobin:
         return [events.SubmitRequested(0, route, submission, number, watch=True)]
 
     def _respond(self, peer: Peer, lease: Lease, message: Message) -> list[events.Event]:
-        number = next(self._numbers)
-        responded = Responded(lease, message.arguments, peer.identity)
+        number = next(self._table.numbers)
+        responded = Responded(lease, message.arguments, peer.key)
         self._responded[number] = self._answers[responded.key] = responded
         return self._table.respond(peer, lease, message, number)
 
@@ -287,7 +281,7 @@ class RoundRobin:
         self.malformed += 1
         if message.command != lmq.TRACKEXEC:
             return []
-        number = next(self._numbers)
+        number = next(self._table.numbers)
         self._pending[number] = PendingMessage(route, message)
         return [events.RequestRejected(0, route, number, Refusal.MALFORMED, text)]
 
@@ -303,9 +297,7 @@ class RoundRobin:
         return [self._send(route, _response(message, [lmq.error(text)] if text else []))]
 
     def _send(self, route: bytes, message: Message) -> events.Event:
-        number = next(self._numbers)
-        self._replies[number] = (route, message.frames())
-        return events.ReplyDue(0, route, number)
+        return self._table.send(route, message.frames())
 
     # Effects.
 
@@ -314,8 +306,7 @@ class RoundRobin:
         if isinstance(effect, effects.Assign):
             return self._table.give(effect)
         if isinstance(effect, effects.ReplyDue):
-            reply = self._replies.pop(effect.request, None)
-            return [] if reply is None else self._sent([reply])
+            return self._sent(self._table.take_reply(effect.request))
         if isinstance(effect, effects.Settled):
             return self._settle(effect)
         if isinstance(effect, effects.Refused):
@@ -380,7 +371,7 @@ class RoundRobin:
     def _sent(self, replies: list[Reply]) -> list[Reply]:
         """Note that these messages, not assigned tasks, were the last to their peers."""
         for route, _ in replies:
-            peer = self._table.get(route[1:])
+            peer = self._table.peers.get(route[1:])
             if peer is not None:
                 peer.just_given = []
         return replies
@@ -388,12 +379,12 @@ class RoundRobin:
     def disconnected(self, route: bytes) -> list[events.Event]:
         """Cut a worker that can't be reached. A peer may reconnect under its name, so the requests
         of a client are kept, and replies are dropped when they are sent."""
-        peer = self._table.get(route[1:])
+        peer = self._table.peers.get(route[1:])
         if peer is None or not peer.is_registered:
             self.dropped += 1
             return []
         # Older events must come first: the scheduler takes the last one for the newest.
-        return self._table.begin_turn(self._table.now_ns) + self._table.cut(peer)
+        return self._table.begin(self._table.now_ns) + self._table.cut(peer)
 
     def cut(self, route: bytes) -> list[events.Event]:
         """Drop the requests of a client as well: another key may get its address."""
@@ -404,15 +395,10 @@ class RoundRobin:
     def reconnected(self, route: bytes, now_ns: int) -> list[events.Event]:
         """Doubt the messages that a worker holds: an original worker does not register again."""
         result = self._begin(now_ns)
-        peer = self._table.get(route[1:])
+        peer = self._table.peers.get(route[1:])
         if peer is None or (peer.route and peer.route != route):  # another socket has its id
             return result
         return result + self._table.reconnected(peer)
-
-    def _ping(self, route: bytes) -> events.Event:
-        peer = self._table.get(route[1:])
-        is_recalled = peer is not None and peer.is_recalled
-        return self._send(route, Message(lmq.PING, lmq.RESTARTED if is_recalled else b"PING"))
 
 
 def make_server(

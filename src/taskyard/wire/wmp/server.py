@@ -21,10 +21,9 @@ from taskyard.core.blobs import Blob
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Refusal, WorkerFacts
-from taskyard.core.timer_heap import TimerHeap
 from taskyard.errors import Malformed
 from taskyard.wire import dialect as wire_dialect
-from taskyard.wire import roles
+from taskyard.wire import peers, roles
 from taskyard.wire.seen_relays import SeenRelay
 from taskyard.wire.wmp import frames as wmp
 from taskyard.wire.wmp.frames import Side, name_of, text_of
@@ -41,12 +40,11 @@ if TYPE_CHECKING:
 RELAYS_SHOWN_MAX: Final = 100
 
 
-class Peer(Struct):
-    """The route to a worker, and its facts."""
+class Peer(peers.Peer, eq=False):
+    """The route to a worker, and its facts. Its key is its name."""
 
-    route: bytes
-    path: tuple[bytes, ...]
-    last_seen_ns: int
+    #: The relays behind the route.
+    path: tuple[bytes, ...] = ()
     #: The facts of its last READY. None: there was none, or it is void.
     facts: WorkerFacts | None = None
     #: The incarnation of the process. None: unknown.
@@ -104,13 +102,14 @@ class PathRelays:
     def __init__(self) -> None:
         self._relays: dict[tuple[bytes, ...], PathRelay] = {}
 
-    def add(self, peer: Peer, now_ns: int) -> list[SeenRelay]:
+    def add(self, peer: Peer) -> list[SeenRelay]:
         """Count a worker at the relays of its path. Return a new one with a connection, if any."""
         new: list[SeenRelay] = []
         for name in _relays_of(peer):
             relay = self._relays.get(name)
             if relay is None:
-                relay = self._relays[name] = PathRelay(len(name), now_ns, now_ns)
+                seen_ns = peer.last_seen_ns
+                relay = self._relays[name] = PathRelay(len(name), seen_ns, seen_ns)
                 new += [relay] if relay.depth == 1 else []
             relay.workers += 1
         return new
@@ -201,8 +200,8 @@ class Settings(Struct, frozen=True):
     prefix: bytes = wire_dialect.WMP
 
 
-class Wmp:
-    """All workers of this dialect, on any number of sockets."""
+class Wmp(peers.PeerTable[Peer]):
+    """All workers of this dialect, on any number of sockets. The latest to send is last."""
 
     def __init__(
         self,
@@ -212,23 +211,17 @@ class Wmp:
         lease_timeout_ns: int = SILENCE_NS,
         settings: Settings | None = None,
     ) -> None:
+        super().__init__(dialect)
         settings = settings or Settings()
-        self.timers = TimerHeap()
         self.prefix = settings.prefix
         self._services = settings.services
         self._ping_ns = settings.ping_ns
         self._forget_ns = max(FORGET_NS, 4 * lease_timeout_ns)
-        self._numbers = wire_dialect.request_numbers(dialect)
         #: Our name to workers. It stays the same after a restart, so that reports on tasks from
         #: before it are accepted.
         self._manager = manager
         self._random_bits = random_bits
         self._lease_timeout_ns = lease_timeout_ns
-        self._peers: dict[bytes, Peer] = {}
-        #: When each of them sent a message or was pinged, the earliest first.
-        self._attended_ns: dict[bytes, int] = {}
-        #: A timer is set for the first of them. It may be early, never late.
-        self._has_timer = False
         #: The workers behind each route. A relay has many.
         self._behind: dict[bytes, dict[bytes, None]] = {}
         self._relays = PathRelays()
@@ -291,7 +284,7 @@ class Wmp:
         return found + self._HANDLERS[type(message)](self, sender, message, payload)
 
     def _ready(self, sender: Sender, message: wmp.Ready, _payload: bytes) -> list[events.Event]:
-        if self.leaving and sender.worker not in self._peers:
+        if self.leaving and sender.worker not in self.peers:
             rejected = events.RequestRejected(
                 *(0, sender.route, self._issue(sender), Refusal.SHUTTING_DOWN),
                 text="the manager is shutting down",
@@ -389,8 +382,9 @@ class Wmp:
         return heartbeat
 
     def _bye(self, sender: Sender, _message: wmp.WorkerBye, _payload: bytes) -> list[events.Event]:
-        if not self._is_newcomer(sender):
-            self._forget(sender.worker)
+        peer = self.peers.get(sender.worker)
+        if peer is not None and not self._is_newcomer(sender):
+            self.forget(peer)
         return [events.WorkerExited(0, sender.worker, incarnation=sender.incarnation)]
 
     _HANDLERS: ClassVar[dict[type, Callable[..., list[events.Event]]]] = {
@@ -446,7 +440,7 @@ class Wmp:
 
     def _stranger(self, effect: effects.UnknownWorker) -> list[Reply]:
         """Void the READY of a worker that timed out or sent none."""
-        peer = self._peers.get(effect.worker)
+        peer = self.peers.get(effect.worker)
         if peer is not None:
             peer.facts = None
         return self._unlock(self._pending.pop(effect.request, None))
@@ -454,7 +448,7 @@ class Wmp:
     def _ended(self, effect: effects.LeasesEnded) -> list[Reply]:
         """Void the READY of a worker whose tasks may never have arrived. It waits for them, and
         sends READY again when a PING shows that there is none."""
-        peer = self._peers.get(effect.worker)
+        peer = self.peers.get(effect.worker)
         if peer is None:
             return []
         peer.facts = None
@@ -469,7 +463,7 @@ class Wmp:
             self._accept_newcomer(pending.newcomer, pending.facts)
         if not pending.is_ping:
             return []
-        peer = self._peers.get(effect.worker)
+        peer = self.peers.get(effect.worker)
         ready = peer is not None and peer.facts is not None
         pong = wmp.ManagerPong(self._id(effect.worker), ready, self._manager)
         pong.heartbeat_ms = effect.heartbeat_ns // _MILLISECOND_NS
@@ -486,7 +480,7 @@ class Wmp:
         pending = self._pending.pop(effect.request, None)
         if pending is None:
             return []
-        peer = self._peers.get(pending.worker)
+        peer = self.peers.get(pending.worker)
         ready = peer is not None and peer.facts is not None
         return [_reply(pending, wmp.ManagerPing(self._id(pending.worker), ready, self._manager))]
 
@@ -500,8 +494,9 @@ class Wmp:
             bye.code = wmp.FORBIDDEN
         elif effect.refusal in _NAME_REFUSALS:
             bye.code = effect.refusal.value
-            if pending.newcomer is None:
-                self._forget(pending.worker)  # this route does not lead to the id's holder
+            peer = self.peers.get(pending.worker)
+            if peer is not None and pending.newcomer is None:
+                self.forget(peer)  # its route does not lead to the id's holder
         return [_reply(pending, bye)]
 
     _REPLIES: ClassVar[dict[type, Callable[..., list[Reply]]]] = {
@@ -524,14 +519,14 @@ class Wmp:
 
     def _to(self, worker: bytes, message: wmp.FromManager) -> list[Reply]:
         """Send a message to a worker by the route of its last message, if there is one."""
-        peer = self._peers.get(worker)
+        peer = self.peers.get(worker)
         return [] if peer is None else [_reply(peer, message)]
 
     def _id(self, worker: bytes) -> str:
         return text_of(worker.removeprefix(self.prefix))
 
     def _issue(self, sender: Sender, lock: wmp.LockId | None = None) -> int:
-        number = next(self._numbers)
+        number = next(self.numbers)
         pending = self._pending[number] = PendingReply(
             sender.route, sender.path, sender.worker, lock
         )
@@ -544,9 +539,9 @@ class Wmp:
     def disconnected(self, route: bytes) -> list[events.Event]:
         """Forget the workers behind a route that can't be reached. They must send READY again."""
         found: list[events.Event] = []
-        for worker in [*self._behind.get(route, ())]:
-            found.append(events.WorkerUnreachable(0, worker, self._peers[worker].incarnation))
-            self._forget(worker)
+        for peer in [self.peers[worker] for worker in self._behind.get(route, ())]:
+            found.append(events.WorkerUnreachable(0, peer.name, peer.incarnation))
+            self.forget(peer)
         return found
 
     cut = disconnected
@@ -557,7 +552,7 @@ class Wmp:
         del now_ns
         found: list[events.Event] = []
         for worker in self._behind.get(route, ()):
-            peer = self._peers[worker]
+            peer = self.peers[worker]
             peer.routes.pop((route, ()), None)
             if peer.path:
                 found.append(events.WorkerReconnected(0, worker, peer.incarnation))
@@ -566,92 +561,78 @@ class Wmp:
     def _reconnection(self, sender: Sender) -> list[events.Event]:
         """Return an event if a message is the first by its route. Without a routing id of its own
         or behind a relay, a worker gets another route with each connection."""
-        peer = self._peers.get(sender.worker)
+        peer = self.peers.get(sender.worker)
         if peer is not None and (
             (sender.route, sender.path) in peer.routes or self._is_newcomer(sender)
         ):
             return []
         return [events.WorkerReconnected(0, sender.worker, sender.incarnation)]
 
-    def _set_timer(self) -> None:
-        """Set a timer for the next silent worker, if there are workers."""
-        self._has_timer = bool(self._attended_ns)
-        if self._has_timer:
-            attended_ns = next(iter(self._attended_ns.values()))
-            self.timers.add(attended_ns + self._ping_ns, self._ping_silent, None)
+    def due_ns(self, peer: Peer) -> int:
+        ping_at_ns = max(peer.last_seen_ns, peer.pinged_ns) + self._ping_ns
+        return min(ping_at_ns, peer.last_seen_ns + self._forget_ns)
 
-    def _ping_silent(self, now_ns: int, _key: None) -> list[events.Event]:
-        """Ping silent workers, and forget those that were silent for too long."""
-        requested: list[events.Event] = []
-        for worker, attended_ns in [*self._attended_ns.items()]:
-            if attended_ns + self._ping_ns > now_ns:
-                break
-            peer = self._peers[worker]
-            if peer.last_seen_ns + self._forget_ns <= now_ns:
-                self._forget(worker)
-                continue
-            self._put_last(worker, now_ns)
-            number = self._issue(Sender(peer.route, peer.path, worker, now_ns))
-            requested.append(events.ReplyDue(0, peer.route, number))
-        self._set_timer()
-        return requested
+    def on_due(self, peer: Peer) -> list[events.Event]:
+        if peer.last_seen_ns + self._forget_ns <= self.now_ns:
+            self.forget(peer)
+            return []
+        peer.pinged_ns = self.now_ns
+        number = self._issue(Sender(peer.route, peer.path, peer.name, self.now_ns))
+        return [events.ReplyDue(0, peer.route, number)]
 
     def _is_newcomer(self, sender: Sender) -> bool:
         """Return whether the sender is another process than the known one of this id."""
-        peer = self._peers.get(sender.worker)
+        peer = self.peers.get(sender.worker)
         if peer is None or None in (peer.incarnation, sender.incarnation):
             return False
         return peer.incarnation != sender.incarnation
 
     def _accept_newcomer(self, sender: Sender, facts: WorkerFacts | None) -> None:
         """Replace the known process of an id by an accepted one."""
-        self._forget(sender.worker)
+        known = self.peers.get(sender.worker)
+        if known is not None:
+            self.forget(known)
         self._note_route(sender).facts = facts
 
     def _note_route(self, sender: Sender) -> Peer:
         """Keep the route of a message. The route of a newcomer is not kept yet."""
+        worker, route, path = sender.worker, sender.route, sender.path
         if self._is_newcomer(sender):
-            return Peer(sender.route, sender.path, sender.now_ns)
-        peer = self._peers.get(sender.worker)
+            return Peer(worker, worker, route, sender.now_ns, path=path)
+        peer = self.peers.pop(worker, None)
         if peer is None:
-            if len(self._peers) >= PEERS_MAX:
-                self._forget(next(iter(self._attended_ns)))
-            peer = Peer(sender.route, sender.path, sender.now_ns)
-            self._peers[sender.worker] = peer
-            self._behind.setdefault(sender.route, {})[sender.worker] = None
-            self.newcomers += self._relays.add(peer, sender.now_ns)
-        elif (peer.route, peer.path) != (sender.route, sender.path):
-            self._unlist(sender.worker, peer)
-            peer.route, peer.path = sender.route, sender.path
-            self._behind.setdefault(sender.route, {})[sender.worker] = None
-            self.newcomers += self._relays.add(peer, sender.now_ns)
+            if len(self.peers) >= PEERS_MAX:
+                self.forget(next(iter(self.peers.values())))
+            peer = self.add(Peer(worker, worker, route, sender.now_ns, path=path))
+            self._list(peer)
+            self.watch(peer)
+        elif (peer.route, peer.path) != (route, path):
+            self._unlist(peer)
+            peer.route, peer.path, peer.last_seen_ns = route, path, sender.now_ns
+            self._list(peer)
+        self.peers[worker] = peer
         peer.last_seen_ns = sender.now_ns
-        if peer.path:
+        if path:
             self._relays.touch(peer, sender.key)
-        peer.routes[sender.route, sender.path] = None
+        peer.routes[route, path] = None
         if len(peer.routes) > ROUTES_MAX:
             del peer.routes[next(iter(peer.routes))]
         if sender.incarnation is not None:
             peer.incarnation = sender.incarnation
-        self._put_last(sender.worker, sender.now_ns)
         return peer
 
-    def _put_last(self, worker: bytes, now_ns: int) -> None:
-        self._attended_ns.pop(worker, None)
-        self._attended_ns[worker] = now_ns
-        if not self._has_timer:
-            self._set_timer()
+    def forget(self, peer: Peer) -> None:
+        super().forget(peer)
+        self._unlist(peer)
 
-    def _forget(self, worker: bytes) -> None:
-        peer = self._peers.pop(worker, None)
-        if peer is not None:
-            del self._attended_ns[worker]
-            self._unlist(worker, peer)
+    def _list(self, peer: Peer) -> None:
+        self._behind.setdefault(peer.route, {})[peer.name] = None
+        self.newcomers += self._relays.add(peer)
 
-    def _unlist(self, worker: bytes, peer: Peer) -> None:
+    def _unlist(self, peer: Peer) -> None:
         self._relays.remove(peer)
         behind = self._behind[peer.route]
-        del behind[worker]
+        del behind[peer.name]
         if not behind:
             del self._behind[peer.route]
 
