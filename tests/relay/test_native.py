@@ -48,6 +48,15 @@ class Upstream:
     def is_congested(self) -> bool:
         return self.congested
 
+    def check_accepted(self, unanswered_ns: int) -> None:
+        raise NotImplementedError
+
+    def send_after_close(self, wait_ms: int) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        raise NotImplementedError
+
     def reply(self, number: int, body: bytes) -> None:
         envelope = pb.Envelope(peer=number, message=body).SerializeToString()
         self.arrived.append([b"", Q(type=Q.Relay, envelope=[envelope]).SerializeToString()])

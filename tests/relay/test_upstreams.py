@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -16,8 +16,8 @@ from taskyard.relay import process
 from taskyard.relay.process import (
     CHECK_NS,
     MISSING_NS,
-    CheckedRelay,
     RelayOptions,
+    RelayProgram,
     UpstreamCheck,
     serve,
 )
@@ -26,6 +26,8 @@ from tests.relay.kit import Clock
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from taskyard.net.zmq_socket import ZmqSocket
 
 ANY = "tcp://127.0.0.1:0"
 
@@ -50,7 +52,7 @@ class Upstream:
 class World:
     def __init__(self, *above: Upstream) -> None:
         self.clock = Clock()
-        self.check = UpstreamCheck(above, self.clock)
+        self.check = UpstreamCheck(cast("tuple[ZmqSocket, ...]", above), self.clock)
 
     def pass_time(self, seconds: int = 1) -> None:
         for _ in range(seconds):
@@ -120,7 +122,13 @@ def test_relay_with_the_key_of_another_broker_names_the_endpoint(
     """Without any peer, over real sockets. The time until the warning is cut short."""
     monkeypatch.setattr(process, "CHECK_NS", SECOND_NS // 20)
     monkeypatch.setattr(process, "MISSING_NS", SECOND_NS // 5)
-    monkeypatch.setattr(CheckedRelay, "has_exited", property(lambda _: bool(caplog.messages)))
+    sound = RelayProgram.turn
+
+    def turn(self: RelayProgram) -> bool:
+        self.has_exited = bool(caplog.messages)
+        return sound(self)
+
+    monkeypatch.setattr(RelayProgram, "turn", turn)
     key = tmp_path / "mine.key"
     Keyring(tmp_path / "mine").create("mine", Role.WORKER, key)
     other = Keyring(tmp_path / "other")

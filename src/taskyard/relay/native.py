@@ -9,15 +9,13 @@ clock as arguments. Opposite: `wire.native.relays`.
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from itertools import count
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Refusal, shown
 from taskyard.errors import Malformed, Refused
-from taskyard.net.host import CountLog
 from taskyard.net.options import FRAME_BYTES_MAX
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.native import development
@@ -26,10 +24,10 @@ from taskyard.wire.native.frames import parse
 from taskyard.wire.native.relays import BUNDLE_BYTES_MAX, DEPTH_MAX, PEERS_MAX, bundles
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from taskyard.net.protocols import MonotonicClock
-    from taskyard.relay.gateway import Connection, Listener
+    from taskyard.relay.gateway import Connection, Listener, Upstream
 
 
 _Q: Final = pb.QueryMsg
@@ -196,8 +194,6 @@ def _is_deep(message: bytes, depth: int) -> bool:
     return any(_is_deep(one, depth - 1) for one in inner)
 
 
-logger = logging.getLogger("taskyard.relay")
-
 #: Messages and bytes received from one side in a turn. They share a message above.
 MESSAGES_PER_TURN: Final = 256
 BYTES_PER_TURN_MAX: Final = 16 << 20
@@ -230,22 +226,15 @@ LOOP_TEXT: Final = (
 MALFORMED_TEXT: Final = "messages of the broker that are no replies: %d new, %d since the start"
 
 
-class Upstream(Protocol):
-    """The connection to the broker: `net.places.CountingSocket`."""
-
-    def receive(self) -> list[bytes] | None: ...
-
-    def send(self, frames: Sequence[bytes]) -> bool: ...
-
-    def connections(self) -> int: ...
-
-    def is_connected(self) -> bool: ...
-
-    def is_congested(self) -> bool: ...
-
-
 class NativeRelay:
-    """One relay, as the host drives it."""
+    """One relay."""
+
+    counts: ClassVar[Mapping[str, str]] = {
+        "refused": REFUSED_TEXT,
+        "cut": CUT_TEXT,
+        "looped": LOOP_TEXT,
+        "malformed": MALFORMED_TEXT,
+    }
 
     def __init__(
         self,
@@ -273,16 +262,9 @@ class NativeRelay:
         self._check_at_ns = clock.monotonic_ns()
         #: Whether the broker reads.
         self._has_room = True
-        self.has_exited = False
         #: Peers that were disconnected: beyond a limit, or because they did not read.
         self.refused = 0
         self.cut = 0
-        self._logs = (
-            CountLog(lambda: self.refused, clock, logger, REFUSED_TEXT),
-            CountLog(lambda: self.cut, clock, logger, CUT_TEXT),
-            CountLog(lambda: self._condenser.looped, clock, logger, LOOP_TEXT),
-            CountLog(lambda: self._condenser.malformed, clock, logger, MALFORMED_TEXT),
-        )
 
     @property
     def endpoint(self) -> str:
@@ -292,13 +274,13 @@ class NativeRelay:
     def peers(self) -> int:
         return len(self._condenser)
 
-    def summary(self) -> str:
-        """Return the counts for the log."""
-        return f"peers {self.peers}, refused {self.refused}, cut {self.cut}"
+    @property
+    def looped(self) -> int:
+        return self._condenser.looped
 
-    def shut_down(self) -> None:
-        """Exit at once. Peers reconnect to the next relay."""
-        self.has_exited = True
+    @property
+    def malformed(self) -> int:
+        return self._condenser.malformed
 
     def turn(self) -> bool:
         """Forward some messages from each side. Return whether there may be more."""
@@ -314,8 +296,6 @@ class NativeRelay:
             self._check_peers(now_ns)
         if self._above.is_connected():
             self._send_up(now_ns)
-        for log in self._logs:
-            log.log_if_due()
         return more
 
     def wake_at_ns(self) -> int | None:

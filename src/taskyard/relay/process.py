@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar, Final, Protocol
 
 from msgspec import Struct
 
@@ -17,20 +18,22 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.errors import Refused
 from taskyard.net import sockets
 from taskyard.net.guard import Guard
-from taskyard.net.host import Host, HostedProgram
+from taskyard.net.host import CountLog, Host
 from taskyard.net.outbound import Outbound
 from taskyard.net.zmq_socket import ZmqSocket
-from taskyard.relay.gateway import Gateway, GatewayProgram
+from taskyard.relay.gateway import Gateway
 from taskyard.relay.native import NativeRelay
-from taskyard.relay.server import LoggedRelay, Relay
+from taskyard.relay.server import Relay
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from taskyard.net.keyring import Keyring
     from taskyard.net.keys import PeerKey
     from taskyard.net.protocols import MonotonicClock
 
+
+logger = logging.getLogger("taskyard.relay")
 
 #: How often to check the connections.
 CHECK_NS: Final = SECOND_NS
@@ -49,26 +52,10 @@ MISSING_WITH_KEY_TEXT: Final = (
 CONNECTED_TEXT: Final = "broker at %s: connected"
 
 
-class Upstream(Protocol):
-    """A socket to a broker: `net.places.CountingSocket`."""
-
-    endpoint: str
-    #: Empty: it has no key.
-    key_name: str
-
-    @property
-    def place(self) -> str:
-        """The present one of several places. Empty: it is not connected."""
-
-    def is_connected(self) -> bool: ...
-
-    def check_accepted(self, unanswered_ns: int) -> None: ...
-
-
 class UpstreamCheck:
     """Checks the connections to brokers every second."""
 
-    def __init__(self, above: Sequence[Upstream], clock: MonotonicClock) -> None:
+    def __init__(self, above: Sequence[ZmqSocket], clock: MonotonicClock) -> None:
         self._above = above
         self._clock = clock
         now_ns = clock.monotonic_ns()
@@ -96,7 +83,7 @@ class UpstreamCheck:
         for number in self._refused.keys() - known:
             logger.warning("%s", self._refused[number])
 
-    def _check(self, number: int, upstream: Upstream, now_ns: int) -> None:
+    def _check(self, number: int, upstream: ZmqSocket, now_ns: int) -> None:
         if upstream.is_connected():
             self._connected_ns[number] = now_ns
             place, self._places[number] = self._places[number], upstream.place
@@ -115,37 +102,12 @@ class UpstreamCheck:
             _log_missing(upstream)
 
 
-def _log_missing(upstream: Upstream) -> None:
+def _log_missing(upstream: ZmqSocket) -> None:
     if upstream.key_name:
         logger.warning(MISSING_WITH_KEY_TEXT, upstream.endpoint, upstream.key_name)
     else:
         logger.warning(MISSING_TEXT, upstream.endpoint)
 
-
-class CheckedRelay:
-    """A relay and the check of its connections, as the host drives them."""
-
-    def __init__(self, relay: HostedProgram, check: UpstreamCheck) -> None:
-        self._relay = relay
-        self._check = check
-        self.shut_down = relay.shut_down
-
-    @property
-    def has_exited(self) -> bool:
-        return self._relay.has_exited
-
-    def turn(self) -> bool:
-        more = self._relay.turn()
-        self._check.run_if_due()
-        return more
-
-    def wake_at_ns(self) -> int | None:
-        wake_at_ns = self._relay.wake_at_ns()
-        check_at_ns = self._check.check_at_ns
-        return check_at_ns if wake_at_ns is None else min(wake_at_ns, check_at_ns)
-
-
-logger = logging.getLogger("taskyard.relay")
 
 WMP: Final = "wmp"
 DWORK: Final = "dwork"
@@ -157,21 +119,67 @@ ROUND_ROBIN: Final = "round-robin"
 _ASSIGNED: Final = b"\0"
 
 
-class RelayProgram(HostedProgram, Protocol):
+class AnyRelay(Protocol):
     """A relay of any dialect."""
+
+    #: The names of its counts, each with a log line for new events and the total.
+    counts: ClassVar[Mapping[str, str]]
 
     @property
     def endpoint(self) -> str: ...
 
-    def summary(self) -> str: ...
+    def turn(self) -> bool: ...
+
+    def wake_at_ns(self) -> int | None: ...
+
+
+class RelayProgram:
+    """The relays of a process, as the host drives them. Logs their counts, and checks brokers."""
+
+    def __init__(
+        self, relays: Sequence[AnyRelay], check: UpstreamCheck, clock: MonotonicClock
+    ) -> None:
+        self._relays = relays
+        self._check = check
+        self._logs = [
+            CountLog(partial(self._total, name), clock, logger, text)
+            for name, text in relays[0].counts.items()
+        ]
+        self.has_exited = False
+
+    def _total(self, name: str) -> int:
+        return sum(getattr(relay, name) for relay in self._relays)
+
+    @property
+    def endpoint(self) -> str:
+        return ",".join(relay.endpoint for relay in self._relays)
+
+    def turn(self) -> bool:
+        more = [relay.turn() for relay in self._relays]
+        for log in self._logs:
+            log.log_if_due()
+        self._check.run_if_due()
+        return any(more)
+
+    def wake_at_ns(self) -> int:
+        times_ns = [relay.wake_at_ns() for relay in self._relays]
+        return min([self._check.check_at_ns, *(at_ns for at_ns in times_ns if at_ns is not None)])
+
+    def shut_down(self) -> None:
+        """Exit at once: peers repeat messages in transit."""
+        self.has_exited = True
+
+    def summary(self) -> str:
+        """Return the counts for the log."""
+        return ", ".join(f"{name} {self._total(name)}" for name in self._relays[0].counts)
 
 
 class BoundedSocket:
     """A socket to the broker that does not queue without limit while the broker does not read."""
 
-    def __init__(self, wire: ZmqSocket) -> None:
-        #: For the poller.
-        self.wire = wire
+    def __init__(self, wire: ZmqSocket, on_close: Callable[[ZmqSocket], None]) -> None:
+        self._wire = wire
+        self._on_close = on_close
         self._outbound = Outbound()
         self.receive = wire.receive
         self.connections = wire.connections
@@ -180,61 +188,50 @@ class BoundedSocket:
         self.send_after_close = wire.send_after_close
 
     def send(self, frames: Sequence[bytes]) -> bool:
-        return self._outbound.send(self.wire, frames[0], frames)
+        return self._outbound.send(self._wire, frames[0], frames)
 
     def is_congested(self) -> bool:
         """Return whether many bytes are queued."""
         self._outbound.refresh()
         return not self._outbound.is_reading(b"")
 
+    def close(self) -> None:
+        self._on_close(self._wire)
+        self._wire.close()
+
 
 class Connector:
-    """Opens a DEALER to the broker for each peer of a gateway. The host polls them."""
+    """Opens a socket to the broker for each peer of a gateway. The host polls them.
 
-    is_named = False
-    address: tuple[bytes, ...] = ()
+    A named one is a ROUTER under the routing id of its peer. A ROUTER addresses the other end by an
+    id. The connecting side may choose it, so the broker's own does not matter here.
+    """
 
-    def __init__(self, host: Host, endpoint: str, key: PeerKey | None) -> None:
+    def __init__(self, host: Host, endpoint: str, key: PeerKey | None, *, is_named: bool) -> None:
         self._host = host
         self._endpoint = endpoint
         self._key = key
+        self.is_named = is_named
+        self.address: tuple[bytes, ...] = (endpoint.encode(),) if is_named else ()
         self._open: dict[ZmqSocket, BoundedSocket] = {}
 
     def open(self, route: bytes) -> BoundedSocket:
-        wire = self._connect(route)
-        self._open[wire] = BoundedSocket(wire)
+        if self.is_named:
+            identity = b"" if route.startswith(_ASSIGNED) else route
+            wire = sockets.connect_as(self._endpoint, identity, self._key)
+        else:
+            wire = sockets.connect(self._endpoint, self._key, counts=True)
+        self._open[wire] = BoundedSocket(wire, self._forget)
         self._host.poller.add(wire)
         return self._open[wire]
 
-    def _connect(self, _route: bytes) -> ZmqSocket:
-        return sockets.connect(self._endpoint, self._key, counts=True)
-
-    def close(self, upstream: BoundedSocket) -> None:
-        del self._open[upstream.wire]
-        self._host.poller.remove(upstream.wire)
-        upstream.wire.close()
+    def _forget(self, wire: ZmqSocket) -> None:
+        del self._open[wire]
+        self._host.poller.remove(wire)
 
     def ready(self) -> Iterable[BoundedSocket]:
         found = (self._open.get(one) for one in self._host.ready if not isinstance(one, int))
         return [one for one in found if one is not None]
-
-
-class NamedConnector(Connector):
-    """Opens a ROUTER to the broker under the routing id of each peer.
-
-    A ROUTER addresses the other end by an id. The connecting side may choose it, so the broker's
-    own does not matter here.
-    """
-
-    is_named = True
-
-    def __init__(self, host: Host, endpoint: str, key: PeerKey | None) -> None:
-        super().__init__(host, endpoint, key)
-        self.address = (endpoint.encode(),)
-
-    def _connect(self, route: bytes) -> ZmqSocket:
-        identity = b"" if route.startswith(_ASSIGNED) else route
-        return sockets.connect_as(self._endpoint, identity, self._key)
 
 
 class RelayOptions(Struct, frozen=True):
@@ -254,8 +251,8 @@ class RelayOptions(Struct, frozen=True):
     upstream_keys: tuple[PeerKey | None, ...] = ()
 
 
-#: A relay, and its sockets to brokers whose connections are checked.
-Opened = tuple[RelayProgram, Sequence[ZmqSocket]]
+#: Relays, and their sockets to brokers whose connections are checked.
+Opened = tuple[Sequence[AnyRelay], Sequence[ZmqSocket]]
 
 
 def serve(
@@ -264,11 +261,12 @@ def serve(
     """Relay messages until a signal. `announce` receives a line with the open endpoints."""
     with Host(until_eof=until_eof) as host:
         guard = Guard()
-        program, above = _OPENERS.get(options.dialect, _open_gateway)(options, host, guard)
+        relays, above = _OPENERS.get(options.dialect, _open_gateways)(options, host, guard)
+        program = RelayProgram(relays, UpstreamCheck(above, host.clock), host.clock)
         host.callback(guard.close)
         guard.start()
         announce(f"listening {options.dialect} {program.endpoint}")
-        host.run(CheckedRelay(program, UpstreamCheck(above, host.clock)))
+        host.run(program)
         logger.info("stopped: %s", program.summary())
 
 
@@ -279,7 +277,7 @@ def _open_wmp(options: RelayOptions, host: Host, guard: Guard) -> Opened:
     keys = options.upstream_keys or [options.key] * len(places)
     pairs = zip(places, keys, strict=True)
     above = [host.add_socket(sockets.connect(*pair, counts=True)) for pair in pairs]
-    return LoggedRelay(Relay(below, above), host.clock, below.endpoint), above
+    return [Relay(below, above)], above
 
 
 def _open_native(options: RelayOptions, host: Host, guard: Guard) -> Opened:
@@ -291,28 +289,29 @@ def _open_native(options: RelayOptions, host: Host, guard: Guard) -> Opened:
     def set_reading(reads: bool) -> None:  # noqa: FBT001  # called by position
         (host.poller.add if reads else host.poller.remove)(below)
 
-    return NativeRelay(below, BoundedSocket(wire), host.clock, set_reading), [wire]
+    above = BoundedSocket(wire, host.poller.remove)
+    return [NativeRelay(below, above, host.clock, set_reading)], [wire]
 
 
-def _open_gateway(options: RelayOptions, host: Host, guard: Guard) -> Opened:
+def _open_gateways(options: RelayOptions, host: Host, guard: Guard) -> Opened:
     """Open a gateway for each endpoint, and a connection that is only checked.
 
     A gateway connects for its peers, and without any a wrong key would not be noticed.
     """
     is_named = options.dialect == ROUND_ROBIN
-    kind = NamedConnector if is_named else Connector
     gateways, checked = [], []
     for endpoint, upstream in zip(options.endpoints, options.upstreams[0], strict=True):
         below = sockets.listen_to_peers(
             endpoint, guard, options.keyring, is_named=is_named, identity=options.identity
         )
         host.add_socket(below)
-        gateway = Gateway(below, kind(host, upstream, options.key), host.clock)
+        connector = Connector(host, upstream, options.key, is_named=is_named)
+        gateway = Gateway(below, connector, host.clock)
         host.callback(gateway.close)
         gateways.append(gateway)
         checked.append(sockets.connect(upstream, options.key, counts=True))
         host.callback(checked[-1].close)
-    return GatewayProgram(gateways, host.clock), checked
+    return gateways, checked
 
 
 #: The functions that open the sockets of a dialect. All others have a gateway.
