@@ -20,12 +20,12 @@ from msgspec import Struct
 from taskyard.core import effects, events
 from taskyard.core.events import Outcome
 from taskyard.core.limits import PAYLOAD_BYTES_MAX, SECOND_NS
-from taskyard.core.model import QueueOrder, Refusal, Submission, WorkerFacts
-from taskyard.core.states import CANCELLED, DONE
+from taskyard.core.model import QueueOrder, Refusal, WorkerFacts
 from taskyard.core.timer_heap import AT_ONCE_NS, NEVER_NS, TimerHeap
 from taskyard.wire import peers, roles
 from taskyard.wire.dialect import (
     PING_PONG,
+    ClientTasks,
     chose_its_id,
     is_probe,
     request_numbers,
@@ -490,10 +490,7 @@ class Frontend:
         self.timers = TimerHeap()
         self._numbers = request_numbers(dialect)
         self._queue_max = settings.queue_max
-        self._terms = settings.tasks.terms(DIALECT)
-        self._lanes = settings.tasks.lanes(1)
-        #: Distinguishes the tasks of this process from those of others.
-        self._token = b"%08x%08x" % (random_bits() % (1 << 32), random_bits() % (1 << 32))
+        self._tasks = ClientTasks(DIALECT, settings.tasks, random_bits)
         #: The open requests of each client, in order. Clients without are not listed.
         self._clients: dict[bytes, deque[PendingJob]] = {}
         self._requests: dict[int, PendingJob] = {}
@@ -530,9 +527,7 @@ class Frontend:
         number = self._note(PendingJob(route))
         if refusal is not None:
             return [events.RequestRejected(0, route, number, *refusal)]
-        name = b"ping-pong-%s-%d" % (self._token, number)
-        submission = Submission([name], [frames[1]], [self._terms], lanes=self._lanes)
-        return [events.SubmitRequested(0, route, submission, number, watch=True)]
+        return [self._tasks.submit(route, number, frames[1])]
 
     def _refusal(self, frames: Sequence[bytes]) -> tuple[Refusal, str] | None:
         """Return why a message is not a valid job. None: it is."""
@@ -617,12 +612,8 @@ class Frontend:
 
 def _outcome(effect: effects.Settled) -> list[bytes]:
     """Encode the outcome of a job."""
-    state, (text, problem) = effect.states[0], text_and_problem(effect)
-    if problem is not None:
-        return [b"", ERROR, problem]
-    if state is DONE:
-        return [b"", text]
-    return [b"", ERROR, text or (b"it was cancelled" if state is CANCELLED else b"it failed")]
+    text, problem = text_and_problem(effect)
+    return [b"", text] if problem is None else [b"", ERROR, problem]
 
 
 def make_server(

@@ -17,12 +17,11 @@ from msgspec import Struct
 
 from taskyard.core import effects, events
 from taskyard.core.limits import PAYLOAD_BYTES_MAX
-from taskyard.core.model import Refusal, Submission
-from taskyard.core.states import CANCELLED, DONE
+from taskyard.core.model import Refusal
 from taskyard.core.timer_heap import AT_ONCE_NS
 from taskyard.errors import Malformed
 from taskyard.wire import roles
-from taskyard.wire.dialect import is_probe, text_and_problem
+from taskyard.wire.dialect import ClientTasks, is_probe, text_and_problem
 from taskyard.wire.round_robin import frames as lmq
 from taskyard.wire.round_robin.frames import Message, Settings
 from taskyard.wire.round_robin.workers import Lease, Peer, WorkerTable
@@ -81,10 +80,7 @@ class RoundRobin:
     ) -> None:
         self.prefix = settings.prefix
         self._queue_max = settings.queue_max
-        self._terms = settings.tasks.terms(lmq.DIALECT)
-        self._lanes = settings.tasks.lanes(1)
-        #: Distinguishes the tasks of this process from those of others.
-        self._token = b"%08x%08x" % (random_bits() % (1 << 32), random_bits() % (1 << 32))
+        self._tasks = ClientTasks(lmq.DIALECT, settings.tasks, random_bits)
         self._table = WorkerTable(dialect, settings, socket_numbers)
         self.timers = self._table.timers
         self.timers.add(AT_ONCE_NS, self._begin, None)
@@ -247,11 +243,7 @@ class RoundRobin:
         number = next(self._table.numbers)
         short = Message(message.command, message.id, (), (), message.bottom)
         self._pending[number] = PendingMessage(route, short)
-        name = b"round-robin-%s-%d" % (self._token, number)
-        submission = Submission(
-            [name], [payload], [self._terms], lanes=self._lanes, envelopes=[envelope]
-        )
-        return [events.SubmitRequested(0, route, submission, number, watch=True)]
+        return [self._tasks.submit(route, number, payload, [envelope])]
 
     def _respond(self, peer: Peer, lease: Lease, message: Message) -> list[events.Event]:
         number = next(self._table.numbers)
@@ -311,26 +303,20 @@ class RoundRobin:
             return self._settle(effect)
         if isinstance(effect, effects.Refused):
             return self._reply_refused(effect)
-        self._note(effect)
-        return []
-
-    def _note(self, effect: effects.Effect) -> None:
-        """Handle an effect that sends no message."""
         if isinstance(effect, effects.ReportAck):
             self._note_report(effect)
-        elif isinstance(effect, effects.Stop):
-            self._table.stop(effect)
-        elif isinstance(effect, effects.LeasesEnded):
-            self._table.end(effect)
-        elif isinstance(effect, effects.Shutdown):
-            self._table.dismiss(effect)
-        elif isinstance(effect, effects.UnknownWorker):
-            self._table.unknown(effect)
         elif isinstance(effect, effects.HeldTasks):
-            self._table.recall(effect.holdings)
-            early, self._early = self._early or [], None
-            for route, frames, key in early:
-                self._table.cause(*self._receive(route, frames, key))
+            self._recall(effect)
+        else:
+            self._table.note(effect)
+        return []
+
+    def _recall(self, effect: effects.HeldTasks) -> None:
+        """Restore the workers of the former process, and handle what has come meanwhile."""
+        self._table.recall(effect.holdings)
+        early, self._early = self._early or [], None
+        for route, frames, key in early:
+            self._table.cause(*self._receive(route, frames, key))
 
     def _note_report(self, effect: effects.ReportAck) -> None:
         responded = self._responded.pop(effect.request, None)
@@ -348,13 +334,10 @@ class RoundRobin:
         if pending is None or pending.message.command != lmq.TRACKEXEC:
             return []
         lmq.log_message("response passed back to %s", pending.route[1:])
-        state, (text, problem) = effect.states[0], text_and_problem(effect)
-        responded = self._answers.get((effect.names[0], text))
-        if state is not DONE:
-            text = text or (b"it was cancelled" if state is CANCELLED else b"it failed")
-            return self._sent([_reply(pending, [lmq.ERROR + text])])
+        text, problem = text_and_problem(effect)
         if problem is not None:
             return self._sent([_reply(pending, [lmq.ERROR + problem])])
+        responded = self._answers.get((effect.names[0], text))
         if responded is None:
             return self._sent([_reply(pending, [text] if text else [])])
         return self._sent([_reply(pending, responded.arguments, responded.worker)])

@@ -367,11 +367,25 @@ class WorkerTable(peers.PeerTable[Peer]):
             replies.append((peer.route, message.frames()))
         return replies
 
-    def end(self, effect: effects.LeasesEnded) -> None:
-        """Free the slots of uncertain leases that ended. A late RESPONSE to one is recognised."""
-        peer = self.named.get(effect.worker)
+    def note(self, effect: effects.Effect) -> None:
+        """Handle an effect that sends no message, if its worker is known."""
+        peer = self.named.get(getattr(effect, "worker", b""))
         if peer is None:
             return
+        if isinstance(effect, effects.Stop):
+            self._void(peer, effect)
+        elif isinstance(effect, effects.LeasesEnded):
+            self._end(peer, effect)
+        elif isinstance(effect, effects.Shutdown) and peer.is_registered:
+            peer.is_registered, peer.is_dismissed = False, True
+            self.cause(events.WorkerExited(0, peer.name))
+        elif isinstance(effect, effects.UnknownWorker) and effect.request:
+            self.deregistered(effect.worker, effect.request)
+        elif isinstance(effect, effects.UnknownWorker):
+            peer.is_registered = False
+
+    def _end(self, peer: Peer, effect: effects.LeasesEnded) -> None:
+        """Free the slots of uncertain leases that ended. A late RESPONSE to one is recognised."""
         peer.is_unsure = True
         for name, attempt in zip(effect.names, effect.attempts, strict=True):
             lease = peer.leases.get(name)
@@ -401,31 +415,14 @@ class WorkerTable(peers.PeerTable[Peer]):
         peer.freed_early = min(peer.freed_early, len(peer.leases))
         return [self._registration(peer)] if peer.is_registered else []
 
-    def stop(self, effect: effects.Stop) -> None:
+    def _void(self, peer: Peer, effect: effects.Stop) -> None:
         """Void cancelled messages. The worker can't be stopped, so they keep their slots."""
-        peer = self.named.get(effect.worker)
-        if peer is None:
-            return
         for name, attempt in zip(effect.names, effect.attempts, strict=True):
             lease = peer.leases.get(name)
             if lease is not None and lease.attempt == attempt:
                 lease.is_void = True
         if peer.is_registered:
             self.cause(self._registration(peer))
-
-    def dismiss(self, effect: effects.Shutdown) -> None:
-        peer = self.named.get(effect.worker)
-        if peer is not None and peer.is_registered:
-            peer.is_registered, peer.is_dismissed = False, True
-            self.cause(events.WorkerExited(0, peer.name))
-
-    def unknown(self, effect: effects.UnknownWorker) -> None:
-        """Drop the registration of a worker that the scheduler has forgotten."""
-        peer = self.named.get(effect.worker)
-        if effect.request:
-            self.deregistered(effect.worker, effect.request)
-        elif peer is not None:
-            peer.is_registered = False
 
     def cut(self, peer: Peer) -> list[events.Event]:
         """Mark a worker as unreachable. It keeps its tasks until it times out, because it may
