@@ -86,7 +86,8 @@ def random_bits() -> int:
     return random.getrandbits(32)
 
 
-# Most brokers listen to the native dialect alone, so the others are imported when they are built.
+# Most brokers listen to the native dialect alone, so other dialects are imported when they are
+# built.
 
 
 def _build_ping_pong(

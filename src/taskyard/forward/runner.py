@@ -1,7 +1,7 @@
 """The forwarder: a native or WMP worker whose runner is another broker.
 
-Threads do what blocks: one submits and cancels tasks, one fetches the results of those that are
-settled, one follows the capacity of the lower broker. The loop's thread owns the list of jobs and
+Threads do what blocks: one submits and cancels tasks, one fetches the results of settled
+tasks, one follows the capacity of the lower broker. The loop's thread owns the list of jobs and
 the output spool. A queue between them is bounded, so that a long output is read from one broker
 only as fast as the other takes it.
 
@@ -92,7 +92,7 @@ class OutputPart(Struct):
 
 
 class Settled(Struct):
-    """The end of a job at the lower broker. Its output was passed on before."""
+    """The end of a job at the lower broker. The output was passed on before."""
 
     job: Job
     outcome: Outcome
@@ -108,7 +108,7 @@ class ForwardRunner:
     on_capacity: Callable[[Capacity], None] | None = None
 
     def __init__(self, lower: LowerBroker, spool: OutputSpool | None) -> None:
-        """`spool` takes the output of programs. Without one, its end goes with their results."""
+        """`spool` takes the output of programs. Without it, the end goes with their results."""
         self._lower = lower
         self._spool = spool
         #: Jobs without a result, with their output so far.
@@ -142,7 +142,7 @@ class ForwardRunner:
         self._calls.put((True, job))
 
     def stop(self, name: bytes, attempt: int) -> None:
-        """Forget a job. Its task at the lower broker goes on."""
+        """Forget a job. The task at the lower broker goes on."""
         self._jobs.pop((name, attempt), None)
 
     def cancel_ended(self, keys: Sequence[tuple[bytes, int]]) -> None:
@@ -279,7 +279,7 @@ class ForwardRunner:
         return calls
 
     def _submit_jobs(self, jobs: list[Job]) -> None:
-        """Submit jobs together. If one is refused, submit each by itself."""
+        """Submit jobs together. If any is refused, submit each by itself."""
         jobs = [job for job in jobs if not self._is_loop(job) and not self._needs_inputs(job)]
         if not jobs:
             return
@@ -439,7 +439,7 @@ class ForwardLoop(NativeWorkerLoop):
         self._worker_message = self._make_worker_message()
 
 
-def serve(  # noqa: PLR0913  # the last ones are named
+def serve(  # noqa: PLR0913  # the last arguments are named
     endpoint: str,
     settings: WorkerSettings,
     lower: LowerBroker,
@@ -449,9 +449,10 @@ def serve(  # noqa: PLR0913  # the last ones are named
     key: PeerKey | None = None,
     until_eof: bool = False,
 ) -> None:
-    """Take tasks from the broker at `endpoint` and run them at the lower one, until a signal.
+    """Take tasks from the broker at `endpoint` and run them at the lower broker, until a
+    signal.
 
-    The slots and resources follow those of the lower broker's workers. `slots` are fixed.
+    Follows the slots and resources of the lower broker's workers. `slots` are fixed.
     """
     with closing(lower), Host(until_eof=until_eof) as host:
         spool = OutputSpool(host.clock.monotonic_ns)
@@ -466,7 +467,7 @@ def serve(  # noqa: PLR0913  # the last ones are named
         host.run(worker)
 
 
-def serve_wmp(  # noqa: PLR0913  # the last ones are named
+def serve_wmp(  # noqa: PLR0913  # the last arguments are named
     managers: Sequence[str],
     settings: WorkerSettings,
     lower: LowerBroker,
@@ -478,7 +479,7 @@ def serve_wmp(  # noqa: PLR0913  # the last ones are named
 ) -> None:
     """Take tasks from WMP managers and run them at the lower broker, until a signal.
 
-    The slots follow those of the lower broker's workers. `slots` are fixed.
+    Follows the slots of the lower broker's workers. `slots` are fixed.
     """
     with closing(lower), Host(until_eof=until_eof) as host:
         runner = host.add_resource(ForwardRunner(lower, None))

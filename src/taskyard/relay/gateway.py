@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 #: Peers of one listener. Each takes up to six descriptors, and polling takes 1 µs a peer.
 PEERS_MAX: Final = 1_000
 
-#: Messages forwarded from one socket before the next one is read.
+#: Messages forwarded from one socket before the next is read.
 MESSAGES_PER_TURN: Final = 64
 
 #: How often to check for connections that have ended.
@@ -99,7 +99,7 @@ class Connector(Protocol):
 
     #: Whether a connection above has the routing id of its peer, which the dialect uses as a name.
     is_named: bool
-    #: The frames on top of each message above: the broker's address, where the socket needs one.
+    #: The frames on top of each message above: the broker's address, where the socket needs that.
     address: tuple[bytes, ...]
 
     def open(self, route: bytes) -> Upstream: ...
@@ -114,7 +114,7 @@ class Link(Struct, eq=False):
     route: bytes
     connection: Connection
     upstream: Upstream
-    #: The connections of `upstream` so far, as of the last check. More than one: it was renewed.
+    #: The connections of `upstream` so far, as of the last check. From two on it was renewed.
     connections: int = 0
     #: When the peer's last message was sent.
     sent_ns: int = 0
@@ -224,8 +224,8 @@ class Gateway:
             self._probe = None
 
     def _is_another(self, link: Link, connection: Connection) -> bool:
-        """Return whether a peer's connection is another one than the link has, and the broker would
-        not notice that. One that is not connected to the broker will notice."""
+        """Return whether a peer's connection is not that of the link, and the broker would not
+        notice that. A link that is not connected to the broker will show it."""
         is_closed = not connection[1]  # a message that was read after its connection ended
         if is_closed or link.connection == connection:
             return False
@@ -242,7 +242,7 @@ class Gateway:
             self._drop(link)
 
     def _down(self, link: Link) -> None:
-        """Forward replies. Those of a renewed connection are not for this peer."""
+        """Forward replies. On a renewed connection they are not for this peer."""
         skipped = len(self._connector.address)
         for _ in range(MESSAGES_PER_TURN):
             frames = link.upstream.receive()

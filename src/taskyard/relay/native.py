@@ -63,8 +63,8 @@ class Condenser:
         self._routes: dict[int, bytes] = {}
         # Numbers are not used again, so late replies never reach another peer.
         self._numbers = count(1)
-        #: Messages to send, whether one of them can't wait, when they are sent otherwise, and peers
-        #: that have left.
+        #: Messages to send, whether some can't wait, when they are sent otherwise, and peers that
+        #: have left.
         self._envelopes: list[bytes] = []
         self._is_urgent = False
         self._due_ns = 0
@@ -206,8 +206,8 @@ RETRY_NS: Final = SECOND_NS // 50
 CHECKED_PEERS: Final = 200
 CHECKED_SHARE: Final = 10
 
-#: The shortest interval of messages above while peers send more than this many within it. So those
-#: of many peers collect. The requests of few peers don't: each would wait for its timer.
+#: The shortest interval of messages above while peers send more than this many within it. So the
+#: messages of many peers collect. Requests of few peers don't: each would wait for its timer.
 SEND_NS: Final = SECOND_NS // 200
 MESSAGES_AT_ONCE: Final = 4
 
@@ -227,7 +227,7 @@ MALFORMED_TEXT: Final = "messages of the broker that are no replies: %d new, %d 
 
 
 class NativeRelay:
-    """One relay."""
+    """The native relay, between a listener and one connection."""
 
     counts: ClassVar[Mapping[str, str]] = {
         "refused": REFUSED_TEXT,
@@ -254,7 +254,7 @@ class NativeRelay:
         #: Peers to check before all are checked again.
         self._unchecked: list[bytes] = []
         self._connections_above = 0
-        #: Messages that the broker has no room for, and when the last one was sent.
+        #: Messages that the broker has no room for, and when a message was last sent.
         self._unsent: deque[list[bytes]] = deque()
         self._sent_ns = 0
         #: When the latest messages of peers were received, one more than are sent at once.
@@ -379,7 +379,7 @@ class NativeRelay:
         self._condenser.drop(route)
 
     def _check_peers(self, now_ns: int) -> None:
-        """Forget peers that have left. Checks some of them, the others in later turns."""
+        """Forget peers that have left. Checks some of them in each turn."""
         self._check_at_ns = now_ns + CHECK_NS
         if not self._unchecked:
             self._unchecked = [*self._connections]

@@ -41,7 +41,7 @@ CHECK_NS: Final = SECOND_NS
 #: Log that a broker is not connected after this time.
 MISSING_NS: Final = 3 * SECOND_NS
 
-#: Log lines with the endpoint. ZeroMQ reports no reason, so the hint has the likely ones.
+#: Log lines with the endpoint. ZeroMQ reports no reason, so the hint has likely reasons.
 MISSING_TEXT: Final = (
     "broker at %s: no handshake for 3 s (is it running, does it listen there without keys?)"
 )
@@ -64,7 +64,7 @@ class UpstreamCheck:
         self._missing: set[int] = set()
         #: Where each was last connected.
         self._places = [""] * len(above)
-        #: Those that refuse the key. ZeroMQ does not connect to them again.
+        #: Brokers that refuse the key. ZeroMQ does not connect to them again.
         self._refused: dict[int, Refused] = {}
         self.check_at_ns = now_ns + CHECK_NS
 
@@ -112,7 +112,7 @@ def _log_missing(upstream: ZmqSocket) -> None:
 WMP: Final = "wmp"
 DWORK: Final = "dwork"
 
-#: Its peers address each other by routing ids.
+#: The dialect whose peers address each other by routing ids.
 ROUND_ROBIN: Final = "round-robin"
 
 #: ZeroMQ assigns routing ids that begin with this byte. No peer may choose such an id.
@@ -203,9 +203,8 @@ class BoundedSocket:
 class Connector:
     """Opens a socket to the broker for each peer of a gateway. The host polls them.
 
-    A named one is a ROUTER under the routing id of its peer. A ROUTER addresses the other end by an
-    id. The connecting side may choose it, so the broker's own does not matter here.
-    """
+    A named socket is a ROUTER under the routing id of its peer. A ROUTER addresses the other end by
+    an id. The connecting side may choose it, so the broker's own does not matter here."""
 
     def __init__(self, host: Host, endpoint: str, key: PeerKey | None, *, is_named: bool) -> None:
         self._host = host
@@ -238,7 +237,7 @@ class RelayOptions(Struct, frozen=True):
     """A relay: its dialect, and where it listens and connects."""
 
     dialect: str
-    #: One for each endpoint of the dialect.
+    #: Where it listens, once for each endpoint of the dialect.
     endpoints: tuple[str, ...]
     #: Brokers or relays, each with as many endpoints. Only WMP takes several.
     upstreams: tuple[tuple[str, ...], ...]
@@ -314,7 +313,7 @@ def _open_gateways(options: RelayOptions, host: Host, guard: Guard) -> Opened:
     return gateways, checked
 
 
-#: The functions that open the sockets of a dialect. All others have a gateway.
+#: The functions that open the sockets of a dialect. Other dialects have a gateway.
 _OPENERS: Final[dict[str, Callable[[RelayOptions, Host, Guard], Opened]]] = {
     WMP: _open_wmp,
     DWORK: _open_native,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from taskyard.net.protocols import Transport
     from taskyard.relay.gateway import Connection, Listener
 
-#: Messages forwarded from one socket before the next one is read.
+#: Messages forwarded from one socket before the next is read.
 MESSAGES_PER_TURN: Final = 64
 
 #: Log lines with the number of new drops and the total.
@@ -32,7 +32,7 @@ MALFORMED_TEXT: Final = "messages malformed or with too long a path: %d new, %d 
 _ASSIGNED: Final = b"\0"
 _INODE_BYTES: Final = 8
 
-#: Sent to all managers. Those that are not concerned ignore it.
+#: Sent to all managers. Some of them ignore it.
 _TO_ALL: Final = (wmp.READY, wmp.BYE)
 
 
@@ -124,7 +124,7 @@ def route_of(hop: bytes) -> bytes:
 
 
 class Relay:
-    """One listener below, any number of sockets above."""
+    """A listener below, any number of sockets above."""
 
     counts: ClassVar[Mapping[str, str]] = {
         "undelivered": UNDELIVERED_TEXT,

@@ -94,13 +94,13 @@ class TaskDefaults(Struct, frozen=True):
 
 
 class Dialect(Protocol):
-    """One wire protocol, with the state that it keeps of its peers."""
+    """A wire protocol, with the state that it keeps of its peers."""
 
     #: The prefix of its workers' names. Empty where workers choose their names.
     prefix: bytes
 
-    #: Its deadlines. The kind of each is called with the time and the key, and returns events. A
-    #: router joins those of all dialects.
+    #: The deadlines. The kind of each is called with the time and the key, and returns events. A
+    #: router joins the heaps of all dialects.
     timers: TimerHeap
 
     def receive(
@@ -117,7 +117,7 @@ class Dialect(Protocol):
     def reply(self, effect: Effect) -> Sequence[Reply]: ...
 
     def disconnected(self, route: bytes) -> Sequence[Event]:
-        """Note that a route can't be reached. Its peer may reconnect."""
+        """Note that a route can't be reached. The peer may reconnect."""
         ...
 
     def cut(self, route: bytes) -> Sequence[Event]:
@@ -125,9 +125,9 @@ class Dialect(Protocol):
         ...
 
     def reconnected(self, route: bytes, now_ns: int) -> Sequence[Event]:
-        """Note that the next message of a route comes by a new connection. Messages on the old one
-        may be lost, in both directions. Only of peers that choose their routing id: ZeroMQ assigns
-        each new connection another one."""
+        """Note that the next message of a route comes by a new connection. Messages on the former
+        connection may be lost, in both directions. Only of peers that choose their routing id:
+        ZeroMQ assigns each new connection another id."""
         ...
 
 
@@ -173,7 +173,7 @@ class ClientTasks:
     ) -> None:
         self._terms = defaults.terms(dialect)
         self._lanes = defaults.lanes(1)
-        # The tasks of this process have other names than those of earlier ones.
+        # Distinguishes the tasks of this process from those of earlier processes.
         token = b"%08x%08x" % (random_bits() % (1 << 32), random_bits() % (1 << 32))
         self._name = b"%s-%s-%%d" % (dialect, token)
 
@@ -187,8 +187,8 @@ class ClientTasks:
 
 
 def text_and_problem(reply: Settled) -> tuple[bytes, bytes | None]:
-    """Return the text of a reply about one task, and why there is no result to send. None: there is
-    one."""
+    """Return the text of a reply about one task, and why there is no result to send. None: there
+    is a result."""
     state, content = reply.states[0], reply.texts[0] or b""
     text = content.ends if isinstance(content, Blob) else content
     if state is not DONE:

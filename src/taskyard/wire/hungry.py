@@ -2,7 +2,7 @@
 
 An agent is a child program that reads tasks from its stdin and writes reports to its stdout, a line
 each. `ZmailerSession` has the lines of ZMailer's own transport agents. No pipes, no processes, no
-clock. Every decoder is total: any line is a message, if only a malformed one.
+clock. Every decoder is total: any line is a message, if only a malformed message.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def decode_report(
 
 
 def _first_word(text: bytes) -> tuple[bytes, bytes]:
-    """Return the first word and the rest."""
+    """Return the first word and what follows."""
     first, *rest = text.split(None, 1) or [b""]
     return first, rest[0].rstrip() if rest else b""
 
@@ -272,7 +272,7 @@ AGENT_TRANSITIONS: Final[dict[AgentState, dict[AgentCause, AgentState]]] = {
 
 
 class AgentSession:
-    """The session of a host with one agent.
+    """The session of a host with an agent.
 
     Hunger is counted: each `#hungry` is good for one task, even much later. The count is limited to
     the tasks that an agent may hold at once, which is `overfeed` plus one.
@@ -282,7 +282,7 @@ class AgentSession:
     shares_lines = False
 
     def __init__(self, overfeed: int = 0) -> None:
-        #: Tasks that it may hold beyond the current one. May change.
+        #: Tasks that it may hold beyond the current task. May change.
         self.overfeed = overfeed
         self._hunger = 0
         self._lines = Lines()
@@ -292,7 +292,7 @@ class AgentSession:
 
     @property
     def is_overfull(self) -> bool:
-        """Return whether it wrote too long a line. Its output is ignored from then on."""
+        """Return whether it wrote too long a line. The output is ignored from then on."""
         return self._lines.is_overfull
 
     @staticmethod
@@ -331,7 +331,7 @@ class AgentSession:
     def feed(self, key: Key, lane: bytes, payload: bytes, *others: Key) -> bytes:
         """Assign a task, only if `can_eat`. Return the line to send.
 
-        `others` are tasks with the same lane and payload, only if `shares_lines`.
+        `others`: tasks with the same lane and payload, only if `shares_lines`.
         """
         self._move(FED)
         self._hunger -= 1
@@ -353,7 +353,7 @@ class AgentSession:
         return IDLE_LINE
 
     def dismiss(self) -> bytes:
-        """Make it finish and exit. Return the line to send. Its input ends after that."""
+        """Make it finish and exit. Return the line to send. The input ends after that."""
         if self.state is LEAVING:
             return b""
         self._move(DISMISSED)

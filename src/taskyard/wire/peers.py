@@ -2,7 +2,7 @@
 
 A row is a connection or a worker. The table of a dialect says when a silent peer is due, and what
 happens then: a ping, the loss of its worker, or the end of its row. The scheduler owns leases, and
-ends those that are uncertain. A row has only what the protocol needs beyond that.
+ends uncertain leases. A row has only what the protocol needs beyond that.
 
 Everything passes through the scheduler, so that a message leaves after the commits that it depends
 on. So the table keeps the messages whose turn has not come. No sockets, no clock.
@@ -27,7 +27,7 @@ class Peer(Struct, eq=False):
 
     #: Identifies it in its dialect.
     key: bytes
-    #: Its name in the core.
+    #: The name in the core.
     name: bytes
     #: The route of its last message. Empty: none since the broker's start.
     route: bytes
@@ -51,9 +51,9 @@ class PeerTable(Generic[AnyPeer]):
         self.named: dict[bytes, AnyPeer] = {}
         self.numbers = request_numbers(dialect)
         self.now_ns = 0
-        #: The reply to each request that has one.
+        #: The replies to requests that are not handled yet.
         self._replies: dict[int, Reply] = {}
-        #: Events that effects have caused. They go to the scheduler before all others.
+        #: Events that effects have caused. They go to the scheduler first.
         self._caused: list[events.Event] = []
 
     # Rows.
@@ -69,7 +69,7 @@ class PeerTable(Generic[AnyPeer]):
     # Time.
 
     def begin(self, now_ns: int, _key: None = None) -> list[events.Event]:
-        """Set the time. Return events that go to the scheduler before all others."""
+        """Set the time. Return events that go to the scheduler first."""
         self.now_ns = now_ns
         caused, self._caused = self._caused, []
         return caused
@@ -80,7 +80,7 @@ class PeerTable(Generic[AnyPeer]):
         self.timers.add(AT_ONCE_NS, self.begin, None)
 
     def watch(self, peer: AnyPeer) -> None:
-        """Schedule the check of a peer, if it is due before the next one."""
+        """Schedule the check of a peer, unless an earlier check is scheduled."""
         due_ns = self.due_ns(peer)
         if not peer.check_ns or due_ns < peer.check_ns:
             peer.check_ns = due_ns
@@ -117,6 +117,6 @@ class PeerTable(Generic[AnyPeer]):
         return events.ReplyDue(0, route, self.number(route, frames))
 
     def take_reply(self, number: int) -> list[Reply]:
-        """Return the reply to a request, if it has one that was not taken."""
+        """Return the reply to a request, unless it was taken."""
         reply = self._replies.pop(number, None)
         return [] if reply is None else [reply]

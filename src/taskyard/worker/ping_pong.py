@@ -42,7 +42,7 @@ class SocketFactory(Protocol):
 
 
 class PingPongWorkerLoop:
-    """One worker. Takes its sockets, runner and clock as arguments."""
+    """A worker. Takes its sockets, runner and clock as arguments."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class PingPongWorkerLoop:
         return self.worker.unanswered_ns(self._clock.monotonic_ns())
 
     def shut_down(self) -> None:
-        """Take no more jobs, and exit after the current one."""
+        """Take no more jobs, and exit after the current job."""
         self.worker.stopping = True
 
     def stop_running(self) -> None:
@@ -208,7 +208,7 @@ class PingPongGroup:
         return [loop for loop in self._loops if not loop.has_exited]
 
 
-def serve(  # noqa: PLR0913  # the last ones are named
+def serve(  # noqa: PLR0913  # the last arguments are named
     endpoint: str,
     make_runner: Callable[[Clock], ProcessRunner],
     announce: Callable[[str], None],

@@ -1,9 +1,8 @@
 """The round-robin peers as programs: the loop around a peer, and the workers of one process.
 
-`RoundRobinProgram` holds the first worker and those that `bulk` starts, each with its own socket.
-All share the programs of installed commands. The command line reads commands and prints. The
-protocol is in `wire.round_robin.peer`.
-"""
+`RoundRobinProgram` holds the first worker and the workers that `bulk` starts, each with its own
+socket. All share the programs of installed commands. The command line reads commands and prints.
+The protocol is in `wire.round_robin.peer`."""
 
 from __future__ import annotations
 
@@ -92,7 +91,7 @@ class InstalledCommands:
     """The programs of installed commands, each with a runner, for all workers of a process.
 
     A program gets the payload of its message on stdin and never in its arguments, which a client
-    could use as options. Its stdout is the result.
+    could use as options. The stdout is the result.
     """
 
     def __init__(self, runners: Mapping[bytes, Runner]) -> None:
@@ -126,9 +125,9 @@ class InstalledCommands:
 
 
 class RoundRobinWorkerLoop(RoundRobinLoop):
-    """One worker, connected to one server."""
+    """A worker, connected to one server."""
 
-    def __init__(  # noqa: PLR0913  # the last ones are named
+    def __init__(  # noqa: PLR0913  # the last arguments are named
         self,
         wire: EndpointTransport,
         clock: MonotonicClock,
@@ -153,7 +152,7 @@ class RoundRobinWorkerLoop(RoundRobinLoop):
             self._commands.stop(self, action.number)
 
     def finish(self, number: int, done: JobResult) -> None:
-        """Send the result of a program. One that had to be cut is an error."""
+        """Send the result of a program. A result that had to be cut is an error."""
         failure = "" if done.outcome is Outcome.DONE else done.text.decode(errors="replace")
         if not failure and isinstance(done.content, Blob):
             failure = f"result of {done.content.length} bytes: limit is {RESULT_BYTES_MAX}"
@@ -171,7 +170,7 @@ class RoundRobinWorkerLoop(RoundRobinLoop):
 class RoundRobinProgram:
     """The first worker, the child workers, and the commands for them."""
 
-    def __init__(  # noqa: PLR0913  # the last ones are named
+    def __init__(  # noqa: PLR0913  # the last arguments are named
         self,
         open_socket: Callable[[str], ZmqSocket],
         poller: Poller,

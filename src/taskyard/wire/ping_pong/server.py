@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from taskyard.wire.dialect import Reply
 
 
-#: Connections that are kept. Beyond that, new ones get no reply and retry.
+#: Connections that are kept. Beyond that, new peers get no reply and retry.
 PEERS_MAX: Final = 20_000
 
 #: Silence after which a connection that is not a worker is forgotten: its end is not reported.
@@ -83,7 +83,7 @@ REGISTERED: Final = (WAITING, WORKING)
 
 
 class Peer(peers.Peer, eq=False):
-    """One connection of a worker. Its key is its route."""
+    """A connection of a worker, by its route."""
 
     #: PROBATION: since when. Without a reply for WORKER_EXPIRE_SECONDS, it reconnects.
     since_ns: int = 0
@@ -100,11 +100,11 @@ class Peer(peers.Peer, eq=False):
     pinging_lease_ns: int = 0
     #: WORKING: it pings, so the shorter timeout applies.
     is_pinging: bool = False
-    #: WORKING and OWING: it sent READY, so it may be another process with the same id. Its messages
-    #: do not renew its lease.
+    #: WORKING and OWING: it sent READY, so it may be another process with the same id. No
+    #: message renews its lease.
     is_doubted: bool = False
     #: WORKING and OWING: it has reconnected under its own id, so its job or the result may be lost.
-    #: Its messages do not renew its lease either.
+    #: No message renews its lease either.
     has_reconnected: bool = False
 
     @property
@@ -257,7 +257,7 @@ class Backend(peers.PeerTable[Peer]):
         return self.now_ns - peer.given_ns < peer.lease_ns
 
     def _reported(self, peer: Peer, outcome: Outcome, text: bytes) -> list[events.Event]:
-        """Report the job that a worker has or owes. After that it may get another one."""
+        """Report the job that a worker has or owes. After that it may get another job."""
         if peer.standing not in (WORKING, OWING):
             self.stale += 1
             return [] if self._is_ignored(peer) else [self._pong(peer)]
@@ -312,7 +312,7 @@ class Backend(peers.PeerTable[Peer]):
     # Effects.
 
     def reply(self, effect: effects.Effect) -> list[Reply]:
-        """Encode the reply to an effect, at most one."""
+        """Encode the message of an effect, if it has any."""
         if isinstance(effect, effects.Assign):
             return self._assign(effect)
         if isinstance(effect, effects.HeartbeatAck | effects.ReplyDue):
@@ -423,7 +423,7 @@ _COUNTED: Final = (PING, PING.lower())
 
 
 def is_message(frames: Sequence[bytes]) -> bool:
-    """Return whether frames are an empty one and a word, with a ping's number or a reason."""
+    """Return whether frames are an empty frame and a word, with a ping's number or a reason."""
     if not FRAMES <= len(frames) <= FRAMES_MAX or frames[0]:
         return False
     if len(frames) == FRAMES:
@@ -572,7 +572,7 @@ class Frontend:
         return number
 
     def reply(self, effect: effects.Effect) -> list[Reply]:
-        """Encode the replies to an effect: that of its request, and those that waited for it."""
+        """Encode the reply to the request of an effect, and later replies that waited for it."""
         if isinstance(effect, effects.Settled):
             return self._answer(effect.request, _outcome(effect))
         if isinstance(effect, effects.ReplyDue):
@@ -597,7 +597,7 @@ class Frontend:
         return replies
 
     def disconnected(self, route: bytes) -> list[events.Event]:
-        """Drop the requests of a client that can't be reached. Its jobs are done nevertheless."""
+        """Drop the requests of a client that can't be reached. The jobs are done nevertheless."""
         for job_request in self._clients.pop(route, ()):
             self._requests.pop(job_request.number, None)
         return [events.ClientDisconnected(0, route)]

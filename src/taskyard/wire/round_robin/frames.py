@@ -1,10 +1,9 @@
 """Round-robin's messages, frame by frame, the envelope that a task keeps, and STREAM's data.
 
 A message is `[address…, "", "LMQv100", command, id, argument…, "", address…]`. The addresses on top
-are its remaining route, nearest first. Those at the bottom are where it came from, nearest last. An
-address is never empty, so the first empty frame ends the top and the last one begins the bottom,
-whatever the arguments are. No sockets, no clock.
-"""
+are its remaining route, nearest first. Addresses at the bottom are where it came from, nearest
+last. An address is never empty, so the first empty frame ends the top and the last one begins the
+bottom, whatever the arguments are. No sockets, no clock."""
 
 from __future__ import annotations
 
@@ -60,7 +59,7 @@ STREAM: Final = b"\x0a"
 ENDPOINT: Final = "tcp://127.0.0.1:6714"
 
 #: The id of the server's PING to a worker that has not registered since the server started. Our
-#: workers register again then. Others treat it as any id.
+#: workers register again then. Other workers treat it as any id.
 RESTARTED: Final = b"RESTARTED"
 
 #: An argument of a RESPONSE with this prefix is an error.
@@ -181,7 +180,8 @@ def log_message(text: str, address: bytes) -> None:
 
 
 def pack(arguments: Sequence[bytes]) -> bytes:
-    """Return arguments as one payload: a single one as it is, several as a MessagePack array."""
+    """Return arguments as one payload: a single argument as it is, several as a MessagePack
+    array."""
     if len(arguments) > 1:
         return msgspec.msgpack.encode([*arguments])
     return arguments[0] if arguments else b""
@@ -257,7 +257,8 @@ STREAM_ARGUMENTS: Final = 3
 #: The id of a stream in the original client.
 STREAM_ID: Final = b"STREAM_ID"
 
-#: The key of a request for the next message. Its arguments: stream id, handle, MORE or ABORTED.
+#: The key of a request for the next message. The arguments are stream id, handle, and MORE or
+#: ABORTED.
 MORE_KEY: Final = b"mqs_more"
 MORE_ARGUMENTS: Final = 4
 
@@ -299,7 +300,7 @@ class StreamWriter:
         self.is_finished = False
 
     def next_message(self) -> bytes:
-        """Return the next message. After the last one, `is_finished` is set."""
+        """Return the next message. After the last, `is_finished` is set."""
         room = MESSAGE_BYTES_MAX - 1 - len(self._header)
         while len(self._packed) <= room and (block := next(self._blocks, None)) is not None:
             self._packed += block
@@ -385,7 +386,7 @@ class OpenStream(Struct, eq=False):
     stream_id: bytes
     writer: StreamWriter
     ends_ns: int
-    #: Its message takes a slot, which is freed at the end.
+    #: The message takes a slot, which is freed at the end.
     takes_slot: bool = True
 
 

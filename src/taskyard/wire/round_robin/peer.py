@@ -1,7 +1,7 @@
 """Round-robin at its peers: the part that all share, a worker, and a client. No I/O, no clock.
 
 Messages and commands go in, actions come out: messages to send, lines to print, and programs to
-start. A worker answers PING and STREAM one by one, so their slot is room in a queue. Programs of
+start. A worker answers PING and STREAM in turn, so their slot is room in a queue. Programs of
 installed commands run at once. A client's message without an answer in time has failed: it may or
 may not have been executed.
 """
@@ -42,7 +42,7 @@ EXIT_NS_MAX: Final = SECOND_NS
 #: The answer to a message that is neither PING nor STREAM.
 UNKNOWN_MESSAGE: Final = "unknown message: this worker handles PING and STREAM"
 
-#: Keys that can't be those of installed commands.
+#: Keys that installed commands can't have.
 RESERVED_KEYS: Final = (lmq.ONGOING, lmq.MORE_KEY)
 
 #: Debug levels from which lines are printed.
@@ -71,7 +71,7 @@ class Run(Struct):
 
 
 class Stop(Struct):
-    """Stop a program. Its result is ignored."""
+    """Stop a program. The result is ignored."""
 
     number: int
 
@@ -133,9 +133,9 @@ class Peer:
 
 
 class Worker(Peer):
-    """One worker at one server."""
+    """A worker at one server."""
 
-    def __init__(  # noqa: PLR0913  # the last ones are named
+    def __init__(  # noqa: PLR0913  # the last arguments are named
         self,
         endpoint: str,
         name: str,
@@ -287,7 +287,7 @@ class Worker(Peer):
         self._free_slot()
 
     def _respond(self, message: Message, result: Callable[[], Sequence[bytes]]) -> None:
-        """Send the RESPONSE to a message that wants one."""
+        """Send the RESPONSE to a message, if it wants that."""
         if message.command == lmq.TRACKEXEC:
             way_back = message.way_back()[1:]
             self._send(Message(lmq.RESPONSE, message.id, result(), way_back))
@@ -364,7 +364,7 @@ class Worker(Peer):
         """Deregister and register again: messages of either side may be lost.
 
         All received messages are answered by now, or their programs stopped, so the server may
-        reassign the rest at once.
+        reassign further messages at once.
         """
         if reason:
             self._print(BASIC, f"{reason}: {self.name} registers again")
@@ -432,7 +432,7 @@ class MessageBatch(Struct):
 
 
 class Client(Peer):
-    """One client at one server: sends PING and STREAM, one or many, and counts the answers."""
+    """A client at one server: sends PING and STREAM, once or often, and counts the answers."""
 
     def __init__(self, endpoint: str) -> None:
         super().__init__(endpoint)

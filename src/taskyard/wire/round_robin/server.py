@@ -86,14 +86,15 @@ class RoundRobin:
         self.timers.add(AT_ONCE_NS, self._begin, None)
         #: Clients' messages by request.
         self._pending: dict[int, PendingMessage] = {}
-        #: RESPONSEs of workers by request, and by task and result. A late one may arrive in the
-        #: same turn as the valid one.
+        #: RESPONSEs of workers by request, and by task and result. A late RESPONSE may arrive
+        #: in the same turn as the valid RESPONSE.
         self._responded: dict[int, Responded] = {}
         self._answers: dict[tuple[bytes, bytes], Responded] = {}
         #: Messages forwarded from peer to peer, oldest first: the receiver, the addresses
         #: on top of its RESPONSE, and the id. Any other RESPONSE is for a task, and too late.
         self._blocked: dict[tuple[bytes, tuple[bytes, ...], bytes], None] = {}
-        #: Messages received before the leases of the former process. None: those are here.
+        #: Messages received before the leases of the former process, which come in one turn. None:
+        #: the leases are here.
         self._early: list[tuple[bytes, Sequence[bytes], AuthenticatedPeer | None]] | None = []
         self._has_asked = False
         #: Malformed messages, for the log and the statistics.
@@ -141,7 +142,7 @@ class RoundRobin:
         return result
 
     def _begin(self, now_ns: int, _key: None = None) -> list[events.Event]:
-        """Set the time. Return events that go to the scheduler before all others."""
+        """Set the time. Return events that go to the scheduler first."""
         result = self._table.begin(now_ns)
         if not self._has_asked:
             self._has_asked = True
@@ -283,7 +284,7 @@ class RoundRobin:
         return self._acknowledge(route, message, text)
 
     def _acknowledge(self, route: bytes, message: Message, text: str = "") -> list[events.Event]:
-        """Send a RESPONSE if the command wants one. With a text it is an error."""
+        """Send a RESPONSE if the command wants that. With a text it is an error."""
         if message.command != lmq.TRACKEXEC:
             return []
         return [self._send(route, _response(message, [lmq.error(text)] if text else []))]
@@ -366,7 +367,7 @@ class RoundRobin:
         if peer is None or not peer.is_registered:
             self.dropped += 1
             return []
-        # Older events must come first: the scheduler takes the last one for the newest.
+        # Older events must come first: the scheduler takes the last event for the newest.
         return self._table.begin(self._table.now_ns) + self._table.cut(peer)
 
     def cut(self, route: bytes) -> list[events.Event]:

@@ -58,7 +58,7 @@ class Lease(Struct, eq=False):
 
 
 class Peer(peers.Peer, eq=False):
-    """A worker, registered or not. Its key is its routing id."""
+    """A worker, registered or not, by its routing id."""
 
     #: The name of the CURVE key that it uses. Empty: none. None: unknown since a restart.
     owner: str | None = ""
@@ -260,7 +260,7 @@ class WorkerTable(peers.PeerTable[Peer]):
         return max(self._settings.expire_ns, self._settings.lease_ns)
 
     def has_room_for(self, identity: bytes) -> bool:
-        """Return whether a worker can be added. If the table is full, drop one that left."""
+        """Return whether a worker can be added. If the table is full, drop a worker that left."""
         if identity in self.peers or len(self.peers) < PEERS_MAX:
             return True
         left = next((peer for peer in self.peers.values() if not peer.is_registered), None)
@@ -303,8 +303,8 @@ class WorkerTable(peers.PeerTable[Peer]):
     def respond(
         self, peer: Peer, lease: Lease, message: Message, request: int
     ) -> list[events.Event]:
-        """Report the RESPONSE to a message. Its slot stays taken until INCREMENT. A RESPONSE to an
-        earlier attempt does not affect a later one."""
+        """Report the RESPONSE to a message. The slot stays taken until INCREMENT. A RESPONSE to an
+        earlier attempt does not affect a later attempt."""
         result = lmq.pack(message.arguments)
         report = events.TasksReported(
             *(0, peer.name, [lease.name], [lease.attempt]), texts=[result], request=request
@@ -385,7 +385,7 @@ class WorkerTable(peers.PeerTable[Peer]):
             peer.is_registered = False
 
     def _end(self, peer: Peer, effect: effects.LeasesEnded) -> None:
-        """Free the slots of uncertain leases that ended. A late RESPONSE to one is recognised."""
+        """Free the slots of uncertain leases that ended. A late RESPONSE is recognised."""
         peer.is_unsure = True
         for name, attempt in zip(effect.names, effect.attempts, strict=True):
             lease = peer.leases.get(name)

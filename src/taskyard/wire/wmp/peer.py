@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
-#: Managers that are kept, and routes to one of them. Beyond that a new one replaces the one that
-#: was silent for longest.
+#: Managers that are kept, and routes to each. Beyond that a new manager or route replaces the
+#: entry that was silent for longest.
 MANAGERS_MAX: Final = 1_000
 ROUTES_MAX: Final = 16
 
@@ -45,7 +45,7 @@ class Route(Struct, frozen=True):
 class Manager(Struct, eq=False):
     """A manager and the state that a worker keeps of it."""
 
-    #: Its name. None: it sends none.
+    #: The name. None: it sends no name.
     name: str | None
     #: The route of its last message is the last.
     routes: dict[Route, None] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class Manager(Struct, eq=False):
     #: Why it refuses the worker's id for now. Empty: it does not.
     name_held: str = ""
 
-    #: It is the same as this one, found by another route.
+    #: The manager that it is, found by another route.
     became: Manager | None = None
 
     @property
@@ -76,7 +76,7 @@ class Manager(Struct, eq=False):
 
 
 class Managers:
-    """All managers, the one with the latest message last."""
+    """All managers, by the time of the latest message, the newest last."""
 
     def __init__(self) -> None:
         self._by_way: dict[Route, Manager] = {}
@@ -86,7 +86,7 @@ class Managers:
         return iter([*self._known.values()])
 
     def touch(self, route: Route, name: str | None, now_ns: int) -> Manager:
-        """Return the manager that sent a message by this route, with this name if it sent one."""
+        """Return the manager that sent a message by this route, with this name if it sent any."""
         manager = self._find(route, name)
         manager.last_seen_ns = now_ns
         manager.routes.pop(route, None)
@@ -193,14 +193,14 @@ class Settings(Struct, frozen=True):
     """The worker's id, services and slots."""
 
     worker: bytes
-    #: Empty: those that its managers choose for workers that name none.
+    #: Empty: its managers choose them, as for workers that name none.
     services: tuple[bytes, ...] = (b"default",)
     slots: int = 1
-    #: Distinguishes this process from earlier ones of the same id.
+    #: Distinguishes this process from earlier processes of the same id.
     incarnation: int = 0
     #: 0: each manager sets it, up to HEARTBEAT_NS_MAX.
     heartbeat_ns: int = SECOND_NS
-    #: Its supervisor saw all processes of its id end, from this incarnation on. 0: no supervisor.
+    #: A supervisor saw all processes of its id end, from this incarnation on. 0: no supervisor.
     replaces: int = 0
     #: It submits its tasks to another broker, and to which.
     forwards: bool = False
@@ -233,7 +233,7 @@ class Start(Struct):
 
 
 class Stop(Struct):
-    """Stop a task. Its outcome is ignored."""
+    """Stop a task. The outcome is ignored."""
 
     name: bytes
     attempt: int
@@ -260,7 +260,7 @@ class Held(Struct):
     bytes_total: int = 0
     sent_ns: int = 0
     sent_count: int = 0
-    #: Its manager sends whether a task that it stops has ended.
+    #: The manager sends whether a task that it stops has ended.
     is_end_sent: bool = False
 
     @property
@@ -269,7 +269,7 @@ class Held(Struct):
 
 
 class Worker:
-    """One worker and all its managers. `wires` is the number of its connections."""
+    """A worker and all its managers. `wires` is the number of its connections."""
 
     def __init__(self, settings: Settings, wires: int, now_ns: int) -> None:
         self._settings = settings
@@ -346,7 +346,7 @@ class Worker:
         if path:
             raise Malformed("a message to a worker must not have a path")
         route = Route(wire, tuple(message.back or ()))
-        # The manager in TAKE is the owner of the task, which may be behind this one.
+        # The manager in TAKE is the owner of the task, which may be behind this manager.
         name = None if isinstance(message, wmp.Take) else message.manager
         self._HANDLERS[type(message)](
             self, self._touch(route, name, now_ns), message, payload, now_ns
@@ -622,7 +622,7 @@ class Worker:
         self, kind: type[wmp.WorkerPing | wmp.WorkerPong], manager: Manager
     ) -> wmp.WorkerPing | wmp.WorkerPong:
         """Return a heartbeat. A manager without a name may have other routes, for which other tasks
-        are held. If none is held for this one, the list is left out."""
+        are held. If none is held for this route, the list is left out."""
         message = kind(self._id, manager=manager.name)
         if self._settings.incarnation:
             message.number = next(self._heartbeat_numbers)

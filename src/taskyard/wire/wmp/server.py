@@ -41,7 +41,7 @@ RELAYS_SHOWN_MAX: Final = 100
 
 
 class Peer(peers.Peer, eq=False):
-    """The route to a worker, and its facts. Its key is its name."""
+    """The route to a worker, and its facts, by its name in the core."""
 
     #: The relays behind the route.
     path: tuple[bytes, ...] = ()
@@ -51,7 +51,7 @@ class Peer(peers.Peer, eq=False):
     incarnation: int | None = None
     #: The incarnation that sent the newest list of tasks, and the number of that list.
     newest_list: tuple[int | None, int] = (None, 0)
-    #: The routes and paths of its messages, the earliest first. A new one is a new connection.
+    #: The routes and paths of its messages, the earliest first. A new route is a new connection.
     routes: dict[tuple[bytes, tuple[bytes, ...]], None] = field(default_factory=dict)
 
 
@@ -76,7 +76,7 @@ class PendingReply(Struct):
     worker: bytes
     #: GIVE: the lock's id. None: not a GIVE.
     lock: wmp.LockId | None = None
-    #: Set if it comes from another process than the known one of this id, with its facts.
+    #: Set if it comes from another process than the known process of this id, with its facts.
     newcomer: Sender | None = None
     facts: WorkerFacts | None = None
     #: A PING, which gets a PONG.
@@ -96,14 +96,15 @@ class PathRelays:
     """The relays that workers' messages pass, as the paths of the messages show.
 
     On its way up a message collects the route of each hop, the first relay's last. So the relay
-    with the connection is that of the route, and each part of the path but the last is another one.
-    """
+    with the connection is that of the route, and each part of the path but the last is another
+    relay."""
 
     def __init__(self) -> None:
         self._relays: dict[tuple[bytes, ...], PathRelay] = {}
 
     def add(self, peer: Peer) -> list[SeenRelay]:
-        """Count a worker at the relays of its path. Return a new one with a connection, if any."""
+        """Count a worker at the relays of its path. Return a new relay with a connection, if
+        any."""
         new: list[SeenRelay] = []
         for name in _relays_of(peer):
             relay = self._relays.get(name)
@@ -122,7 +123,7 @@ class PathRelays:
             relay.key = key if relay.depth == 1 else ""
 
     def remove(self, peer: Peer) -> None:
-        """Take a worker off the relays of its path. Those without workers are forgotten."""
+        """Take a worker off the relays of its path. Forget relays without workers."""
         for name in _relays_of(peer):
             relay = self._relays[name]
             relay.workers -= 1
@@ -130,13 +131,13 @@ class PathRelays:
                 del self._relays[name]
 
     def health(self, now_ns: int) -> list[RelayHealth]:
-        """Return the relays for the status, the one with the latest message first."""
+        """Return the relays for the status, by the time of the latest message, the newest first."""
         latest = nlargest(RELAYS_SHOWN_MAX, self._relays.values(), key=lambda one: one.last_seen_ns)
         return [relay.health("wmp", relay.workers, now_ns) for relay in latest]
 
 
 def _relays_of(peer: Peer) -> list[tuple[bytes, ...]]:
-    """Return a name for each relay of a path, the one with the connection first."""
+    """Return a name for each relay of a path, beginning at the connection."""
     hops = (peer.route, *peer.path)
     return [hops[:depth] for depth in range(1, len(hops))]
 
@@ -150,10 +151,10 @@ SILENCE_NS: Final = 15 * SECOND_NS
 #: The least silence after which the route to a worker is forgotten, long after its timeout.
 FORGET_NS: Final = 4 * SILENCE_NS
 
-#: Workers whose routes are kept, those with the latest messages.
+#: Workers whose routes are kept, by the time of the latest message.
 PEERS_MAX: Final = 10_000
 
-#: Routes of a worker that are kept, the latest ones. It has one by each relay.
+#: Latest routes of a worker that are kept. It has a route by each relay.
 ROUTES_MAX: Final = 16
 
 #: Bounds of the heartbeat interval that a worker may promise.
@@ -518,7 +519,7 @@ class Wmp(peers.PeerTable[Peer]):
         return [_reply(pending, wmp.No(pending.lock, self._manager))]
 
     def _to(self, worker: bytes, message: wmp.FromManager) -> list[Reply]:
-        """Send a message to a worker by the route of its last message, if there is one."""
+        """Send a message to a worker by the route of its last message, if there is any."""
         peer = self.peers.get(worker)
         return [] if peer is None else [_reply(peer, message)]
 
@@ -547,8 +548,9 @@ class Wmp(peers.PeerTable[Peer]):
     cut = disconnected
 
     def reconnected(self, route: bytes, now_ns: int) -> list[events.Event]:
-        """Doubt the tasks of workers behind a relay, whose messages may be lost. Those of the peer
-        itself are doubted with its next message, which shows whether it is the same process."""
+        """Doubt the tasks of workers behind a relay, whose messages may be lost. The tasks of the
+        peer itself are doubted with its next message, which shows whether it is the same
+        process."""
         del now_ns
         found: list[events.Event] = []
         for worker in self._behind.get(route, ()):
@@ -581,14 +583,14 @@ class Wmp(peers.PeerTable[Peer]):
         return [events.ReplyDue(0, peer.route, number)]
 
     def _is_newcomer(self, sender: Sender) -> bool:
-        """Return whether the sender is another process than the known one of this id."""
+        """Return whether the sender is another process than the known process of this id."""
         peer = self.peers.get(sender.worker)
         if peer is None or None in (peer.incarnation, sender.incarnation):
             return False
         return peer.incarnation != sender.incarnation
 
     def _accept_newcomer(self, sender: Sender, facts: WorkerFacts | None) -> None:
-        """Replace the known process of an id by an accepted one."""
+        """Replace the known process of an id by an accepted newcomer."""
         known = self.peers.get(sender.worker)
         if known is not None:
             self.forget(known)
@@ -637,18 +639,18 @@ class Wmp(peers.PeerTable[Peer]):
             del self._behind[peer.route]
 
     def relays(self, now_ns: int) -> list[RelayHealth]:
-        """Return the relays for the status, the one with the latest message first."""
+        """Return the relays for the status, by the time of the latest message, the newest first."""
         return self._relays.health(now_ns)
 
 
 def _heartbeat_ns(promised_ms: int) -> int:
-    """Return the heartbeat interval of a worker. One that promises none is pinged."""
+    """Return the heartbeat interval of a worker. Without a promise it is pinged."""
     promised_ns = promised_ms * _MILLISECOND_NS or PING_NS
     return min(max(promised_ns, HEARTBEAT_NS_MIN), HEARTBEAT_NS_MAX)
 
 
 def _is_newest(peer: Peer, sender: Sender, number: int) -> bool:
-    """Return whether a list is the newest. One by a slower route may arrive later."""
+    """Return whether a list is the newest. An older list by a slower route may arrive later."""
     incarnation, newest = peer.newest_list
     if not number:
         return True

@@ -43,7 +43,7 @@ class AgentSettings(Struct, frozen=True):
     argv: tuple[str, ...]
     #: The command before its placeholders were filled in. Empty: it has none.
     template: tuple[str, ...] = ()
-    #: Tasks that an agent may hold beyond the current one.
+    #: Tasks that an agent may hold beyond the current task.
     overfeed: int = 0
     #: An idle agent exits after this time.
     idle_ns_max: int = AGENT_IDLE_NS_MAX
@@ -51,12 +51,12 @@ class AgentSettings(Struct, frozen=True):
     hunger_ns_max: int = AGENT_HUNGER_NS_MAX
     #: The delay of a task that an agent passed over.
     interval_ns: int = SECOND_NS
-    #: The name of its lines. Empty: those of the rule.
+    #: The name of its lines. Empty: the rule names them.
     lines: str = HUNGRY_LINES
 
     @property
     def pool(self) -> tuple[str, ...]:
-        """Its lines and words. Agents with equal ones can take each other's tasks."""
+        """The lines and words. If these are equal, agents can take each other's tasks."""
         return (self.lines, *self.argv)
 
     @property
@@ -155,7 +155,7 @@ class LaneAssignment:
         rules: AgentRules,
         now_ns: int,
     ) -> None:
-        """`others` are the running tasks that no agent has."""
+        """`others`: the running tasks that no agent has."""
         self._waiting = waiting
         self._rules = rules
         #: Agents and tasks per lane.
@@ -200,7 +200,7 @@ class LaneAssignment:
     def vacancies(self, lane: LaneKey) -> int:
         """Return how many more agents may serve a lane.
 
-        The rule's limit counts workers, and this worker is one of them. But the broker assigns no
+        The rule's limit counts workers, including this worker. But the broker assigns no
         more tasks than that many agents may hold.
         """
         if not lane[1]:
@@ -213,7 +213,7 @@ class LaneAssignment:
     def agent_for(self, job: Job, settings: AgentSettings) -> Agent | None:
         """Return the agent that takes the task; None if it has to wait.
 
-        Agents that were started first go first, so that the last ones become idle and can exit.
+        Agents that were started first go first, so that the newest become idle and can exit.
         """
         hungry = self._hungry.get(settings.pool)
         if not hungry:

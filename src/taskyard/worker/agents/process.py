@@ -1,4 +1,4 @@
-"""One agent: a child program that reads tasks and writes reports, line by line.
+"""An agent: a child program that reads tasks and writes reports, line by line.
 
 Owns the process, its pipes and the tasks that it holds. Ends an agent that is silent for too long
 with a task, that exceeds a time limit, or that violates the protocol. Output after that is ignored.
@@ -161,7 +161,7 @@ class LineLogger:
         self._suppressed = 0
 
     def add(self, chunk: bytes) -> None:
-        """Add bytes that may contain several lines or part of one."""
+        """Add bytes, of several lines or of a part of a line."""
         *lines, rest = (self._pending + chunk).split(b"\n")
         self._pending = rest[: LAST_LINE_BYTES_MAX + 1]
         for line in lines:
@@ -247,11 +247,11 @@ class Agent(SupervisedProcess):
         now_ns = runner_context.now_ns()
         #: The last time that it was fed or sent a line.
         self.last_received_ns = now_ns
-        #: Since when its oldest task is the oldest. Its time limit begins then.
+        #: Since when its oldest task is the oldest. The time limit begins then.
         self._oldest_since_ns = now_ns
         #: Called at `due_ns`.
         self._on_timeout: Callable[[], None] = partial(self.end, _NOT_HUNGRY)
-        #: Whether it has reported on a task, and whether it has received one.
+        #: Whether it has reported on any task, and whether it has received any.
         self._is_useful = False
         self.has_eaten = False
         #: Whether an exit without a report counts as a failure.
@@ -266,7 +266,7 @@ class Agent(SupervisedProcess):
 
     @property
     def pool(self) -> tuple[str, ...]:
-        """Its command and lines. Agents of one pool can take each other's tasks."""
+        """The command and lines. Agents of one pool can take each other's tasks."""
         return self._settings.pool
 
     @property
@@ -444,7 +444,7 @@ class Agent(SupervisedProcess):
         self._end_if_unwanted()
 
     def _measured(self, key: Key, status: int | None = None) -> Run:
-        """Return the run time of a finished task. An agent runs its tasks one by one."""
+        """Return the run time of a finished task. An agent runs its tasks in turn."""
         return self.run_record(status, max(self._fed_ns.pop(key), self._oldest_since_ns))
 
     def _done(self, job: Job, report: Report) -> JobResult:

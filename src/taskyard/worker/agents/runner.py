@@ -1,4 +1,4 @@
-"""The runner of a native worker: feeds tasks to agents, and runs all others itself.
+"""The runner of a native worker: feeds tasks to agents, and runs other tasks itself.
 
 The broker's rules name the command for each lane. An agent starts when a task has no hungry agent,
 and exits after it was idle for long. An agent that fails is restarted after a growing delay.
@@ -153,7 +153,7 @@ class AgentRunner(runner.ProcessRunner):
     one run as in `ProcessRunner`.
     """
 
-    def __init__(  # noqa: PLR0913  # the last ones are named
+    def __init__(  # noqa: PLR0913  # the last arguments are named
         self,
         slots: int,
         clock: Clock,
@@ -169,7 +169,7 @@ class AgentRunner(runner.ProcessRunner):
         environment = clean_environment(os.environ) | dict(env or {})
         self._agent_context = self._context._replace(env=environment)
         self._rules = AgentRules(program=program)
-        #: Called with the output of a running task. Set before the first one.
+        #: Called with the output of a running task. Set before the first task.
         self.on_output: Callable[[Job, Content], None] = _ignore_output
         #: Start delays by command, with its placeholders filled in.
         self._backoffs: dict[tuple[str, ...], StartBackoff] = {}
@@ -210,11 +210,11 @@ class AgentRunner(runner.ProcessRunner):
 
     @property
     def overfeed_max(self) -> int:
-        """Return the highest number of tasks that a lane may have here beyond the current one."""
+        """Return the highest number of tasks that a lane may have here beyond the current task."""
         return self._rules.overfeed_max
 
     def overfeed(self, lane: LaneKey) -> int:
-        """Return how many tasks a lane may have here beyond the current one."""
+        """Return how many tasks a lane may have here beyond the current task."""
         return self._rules.rules_for(lane).overfeed if lane[1] else 0
 
     @property
@@ -268,7 +268,7 @@ class AgentRunner(runner.ProcessRunner):
         return super().unstarted()
 
     def close(self) -> None:
-        """Wait for idle agents to finish, and kill the others."""
+        """Wait for idle agents to finish, and kill busy agents."""
         if not self._is_closed:
             self._stop_agents(self._agents())
             self._wait_for_agents()
@@ -462,7 +462,7 @@ class AgentRunner(runner.ProcessRunner):
 
     def _make_room(self, settings: AgentSettings) -> bool:
         """Return whether a command may have one more agent. If it has as many as there are slots,
-        end one that is idle: with the lane in its command it can't take another lane."""
+        end an idle agent: with the lane in its command it can't take another lane."""
         if not self._has_room_for_agent(settings):
             for agent in self._replaceable(settings)[:1]:
                 agent.finish()
@@ -502,7 +502,7 @@ class AgentRunner(runner.ProcessRunner):
                 self._clear_errors(agent)
 
     def _clear_errors(self, agent: Agent) -> None:
-        """Forget failed starts of an agent's command, also those for other lanes."""
+        """Forget failed starts of an agent's command, also for other lanes."""
         for backoff in self._backoffs.values():
             if backoff.agent_error and backoff.command == agent.command:
                 backoff.agent_error = b""
@@ -549,7 +549,7 @@ class AgentRunner(runner.ProcessRunner):
                 agent.finish()
 
     def _wait_for_agents(self) -> None:
-        """Wait until idle agents have ended. Each exit extends the grace period of the others."""
+        """Wait until idle agents have ended. Each exit extends the grace period."""
         leaving = [agent.process.pidfd for agent in self._agents() if agent.is_empty()]
         pidfds = {pidfd for pidfd in leaving if pidfd is not None}
         while pidfds:
