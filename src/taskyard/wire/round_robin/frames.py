@@ -13,7 +13,6 @@ import struct
 import zlib
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import count
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -25,7 +24,7 @@ from taskyard.errors import Malformed
 from taskyard.wire.dialect import ROUND_ROBIN, TaskDefaults
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 
 #: Messages at the server, at level DEBUG.
@@ -260,7 +259,6 @@ STREAM_ID: Final = b"STREAM_ID"
 #: The key of a request for the next message. The arguments are stream id, handle, and MORE or
 #: ABORTED.
 MORE_KEY: Final = b"mqs_more"
-MORE_ARGUMENTS: Final = 4
 
 #: Every byte of the data.
 DATA: Final = b"\x01"
@@ -268,17 +266,11 @@ DATA: Final = b"\x01"
 #: The size of a handle, a pointer in the original worker.
 HANDLE_BYTES: Final = 8
 
-#: The longest message of a stream, as in the original worker.
-MESSAGE_BYTES_MAX: Final = 8192
-
 #: The longest block. The original client has room for this many bytes.
 BLOCK_BYTES_MAX: Final = 1024
 
 #: Digits of a STREAM's size.
 SIZE_DIGITS_MAX: Final = 7
-
-#: How long a worker keeps a stream that no client continues.
-STREAM_NS: Final = 10 * SECOND_NS
 
 #: Messages without data that a reader accepts. A slow worker sends some.
 _EMPTY_MESSAGES_MAX: Final = 16
@@ -290,35 +282,19 @@ _FIXED_BYTES: Final = 3
 _BLOCK: Final = struct.Struct("<ii")
 
 
-class StreamWriter:
-    """Packs a stream of data into messages."""
+def pack_stream(arguments: Sequence[bytes]) -> bytes:
+    """Return the one message that answers a STREAM.
 
-    def __init__(self, handle: bytes, size: int) -> None:
-        self._header = RAW + bytes([len(handle)]) + handle
-        self._blocks = _blocks(size)
-        self._packed = bytearray()
-        self.is_finished = False
-
-    def next_message(self) -> bytes:
-        """Return the next message. After the last, `is_finished` is set."""
-        room = MESSAGE_BYTES_MAX - 1 - len(self._header)
-        while len(self._packed) <= room and (block := next(self._blocks, None)) is not None:
-            self._packed += block
-        part = bytes(self._packed[:room])
-        del self._packed[:room]
-        self.is_finished = not self._packed
-        return (FINISHED if self.is_finished else MORE) + self._header + part
-
-    def abort(self) -> bytes:
-        """End the stream, and return its last message."""
-        self.is_finished = True
-        return ABORTED + self._header
-
-
-def _blocks(size: int) -> Iterator[bytes]:
-    for offset in range(0, size, BLOCK_BYTES_MAX):
-        length = min(BLOCK_BYTES_MAX, size - offset)
-        yield _BLOCK.pack(offset, length) + DATA * length
+    Raises `Malformed` if the arguments are not a key, an id and a size.
+    """
+    size = arguments[-1] if len(arguments) == STREAM_ARGUMENTS else b""
+    if not (size.isdigit() and len(size) <= SIZE_DIGITS_MAX):
+        raise Malformed(f"STREAM: needs an id and a size of at most {SIZE_DIGITS_MAX} digits")
+    packed = bytearray(FINISHED + RAW + bytes([HANDLE_BYTES]) + bytes(HANDLE_BYTES))
+    for offset in range(0, int(size), BLOCK_BYTES_MAX):
+        length = min(BLOCK_BYTES_MAX, int(size) - offset)
+        packed += _BLOCK.pack(offset, length) + DATA * length
+    return bytes(packed)
 
 
 class StreamReader:
@@ -378,67 +354,3 @@ class StreamReader:
         del self._packed[:begin]
         if self.received > self._size:
             raise Malformed(f"got more than {self._size} bytes")
-
-
-class OpenStream(Struct, eq=False):
-    """A stream of a worker whose client has not requested all messages."""
-
-    stream_id: bytes
-    writer: StreamWriter
-    ends_ns: int
-    #: The message takes a slot, which is freed at the end.
-    takes_slot: bool = True
-
-
-class OpenStreams:
-    """The open streams of a worker, by handle."""
-
-    def __init__(self) -> None:
-        self._open: dict[bytes, OpenStream] = {}
-        self._numbers = count(1)
-
-    def begin(self, arguments: Sequence[bytes], now_ns: int) -> tuple[bytes, bool]:
-        """Return the first message for the arguments of a STREAM, and whether it is the last.
-
-        Raises `Malformed` if they are not a key, an id and a size.
-        """
-        stream_id, size = arguments[1:] if len(arguments) == STREAM_ARGUMENTS else (b"", b"")
-        if not (size.isdigit() and len(size) <= SIZE_DIGITS_MAX):
-            raise Malformed(f"STREAM: needs an id and a size of at most {SIZE_DIGITS_MAX} digits")
-        handle = next(self._numbers).to_bytes(HANDLE_BYTES, "little")
-        writer = StreamWriter(handle, int(size))
-        message = writer.next_message()
-        if not writer.is_finished:
-            self._open[handle] = OpenStream(stream_id, writer, now_ns + STREAM_NS)
-        return message, writer.is_finished
-
-    def next_message(self, arguments: Sequence[bytes], now_ns: int) -> tuple[bytes, bool]:
-        """Return the next message for the arguments of a request, and whether a slot is free now.
-
-        Raises `Malformed` if there is no such stream.
-        """
-        _, stream_id, handle, mode = arguments if len(arguments) == MORE_ARGUMENTS else (b"",) * 4
-        stream = self._open.get(handle)
-        if stream is None or stream.stream_id != stream_id:
-            raise Malformed("mqs_more: unknown stream")
-        writer = stream.writer
-        message = writer.next_message() if mode == MORE else writer.abort()
-        stream.ends_ns = now_ns + STREAM_NS
-        if not writer.is_finished:
-            return message, False
-        del self._open[handle]
-        return message, stream.takes_slot
-
-    def release_slots(self) -> None:
-        """Note that the server has freed the slots of all messages. Their streams continue."""
-        for stream in self._open.values():
-            stream.takes_slot = False
-
-    def end_overdue(self, now_ns: int) -> int:
-        """Drop streams that no client continues. Return how many slots are free now."""
-        overdue = [handle for handle, one in self._open.items() if one.ends_ns <= now_ns]
-        return sum(self._open.pop(handle).takes_slot for handle in overdue)
-
-    def wake_at_ns(self) -> int | None:
-        """Return when the next stream is dropped. None: none is open."""
-        return min((one.ends_ns for one in self._open.values()), default=None)

@@ -17,7 +17,7 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import counted, shown
 from taskyard.errors import Malformed
 from taskyard.wire.round_robin import frames as lmq
-from taskyard.wire.round_robin.frames import Message, OpenStreams, StreamReader
+from taskyard.wire.round_robin.frames import Message, StreamReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -158,7 +158,6 @@ class Worker(Peer):
         #: Messages whose programs run, by number.
         self._running: dict[int, Message] = {}
         self._run_numbers = count(1)
-        self._streams = OpenStreams()
         #: Unanswered requests: key and deadline, by number.
         self._open_registers: dict[bytes, tuple[bytes, int]] = {}
         self._ongoing_due_ns = 0
@@ -212,15 +211,11 @@ class Worker(Peer):
         if self.is_registered and now_ns >= self._ongoing_due_ns:
             self._ongoing_due_ns = now_ns + HEARTBEAT_NS
             self._send_register(now_ns, lmq.ONGOING)
-        for _ in range(self._streams.end_overdue(now_ns)):
-            self._free_slot()
         return self.taken()
 
     def wake_at_ns(self) -> int | None:
         """Return when something is due. None: when a message arrives."""
         times = [until_ns for _, until_ns in self._open_registers.values()]
-        if (streams_due_ns := self._streams.wake_at_ns()) is not None:
-            times.append(streams_due_ns)
         if self.connection_due_ns and (self.is_registered or self._is_registering):
             times.append(self.connection_due_ns)
         if self.is_registered:
@@ -243,9 +238,10 @@ class Worker(Peer):
             self._on_register_reply(key, lmq.failure(message.arguments), now_ns)
         elif message.command in (lmq.EXEC, lmq.TRACKEXEC):
             if self._handler is None and message.arguments[:1] == (lmq.MORE_KEY,):
-                self._continue_stream(message, now_ns)
+                # This takes no slot, and no stream here has a second message.
+                self._respond(message, lambda: [lmq.error("mqs_more: unknown stream")])
             elif self.is_registered:  # after DEREGISTER messages are another worker's
-                self._handle_message(message, now_ns)
+                self._handle_message(message)
 
     def _on_register_reply(self, key: bytes, failure: str, now_ns: int) -> None:
         if key == lmq.REGISTER:
@@ -269,7 +265,7 @@ class Worker(Peer):
                 self._print(ERRORS, f"no server answers at {self._endpoint}")
             self._register_again(now_ns)
 
-    def _handle_message(self, message: Message, now_ns: int) -> None:
+    def _handle_message(self, message: Message) -> None:
         """Handle a message, and free its slot whatever the result."""
         self.messages += 1
         self._print(BASIC, f"{self.name} got {_shown(message)}")
@@ -278,9 +274,6 @@ class Worker(Peer):
             self._respond(message, lambda: self._handler(message.arguments))  # type: ignore[misc]
         elif key in self._commands:
             self._start(message)
-            return
-        elif key == lmq.STREAM and message.command == lmq.TRACKEXEC:
-            self._begin_stream(message, now_ns)
             return
         else:
             self._respond(message, lambda: self._message_result(message.arguments))
@@ -296,33 +289,16 @@ class Worker(Peer):
         self._send(Message(lmq.EXEC, self._number(), [lmq.INCREMENT]))
 
     def _message_result(self, arguments: Sequence[bytes]) -> list[bytes]:
-        """Return the result of a PING, or an error."""
+        """Return the result of a PING or a STREAM, or an error."""
         if arguments[:1] == (lmq.PING_KEY,):
             return [*arguments[1:]]
+        if arguments[:1] == (lmq.STREAM,):
+            try:
+                return [lmq.pack_stream(arguments)]
+            except Malformed as error:
+                return [lmq.error(str(error))]
         installed = ", ".join(map(shown, self._commands))
         return [lmq.error(f"{UNKNOWN_MESSAGE}, and {installed}" if installed else UNKNOWN_MESSAGE)]
-
-    def _begin_stream(self, message: Message, now_ns: int) -> None:
-        """Send the first data of a stream. The last frees the slot."""
-        is_last = True
-        try:
-            data, is_last = self._streams.begin(message.arguments, now_ns)
-        except Malformed as error:
-            data = lmq.error(str(error))
-        self._respond(message, lambda: [data])
-        if is_last:
-            self._free_slot()
-
-    def _continue_stream(self, message: Message, now_ns: int) -> None:
-        """Send the next data of a stream to its client. The request itself takes no slot."""
-        frees_slot = False
-        try:
-            data, frees_slot = self._streams.next_message(message.arguments, now_ns)
-        except Malformed as error:
-            data = lmq.error(str(error))
-        self._respond(message, lambda: [data])
-        if frees_slot:
-            self._free_slot()
 
     # Programs.
 
@@ -375,7 +351,6 @@ class Worker(Peer):
     def _send_deregister(self) -> None:
         self.is_registered = self._is_reregistering = False
         self._stop_programs()
-        self._streams.release_slots()
         self._open_registers = {
             one: request
             for one, request in self._open_registers.items()
