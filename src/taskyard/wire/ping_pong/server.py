@@ -462,7 +462,7 @@ __all__ = ["Backend", "Frontend", "Settings", "make_server"]
 
 #: Open jobs of one client, so that one client can't fill the queue of all.
 WAITING_MAX: Final = 1000
-#: Refusals in a row that are sent to one client, all in one turn.
+#: Refusals to one client that wait for the replies before them. A client beyond that does not read.
 REFUSALS_MAX: Final = 1_000
 
 
@@ -474,9 +474,6 @@ class PendingJob(Struct, eq=False):
     number: int = 0
     #: The reply, while those before it are missing.
     answer: list[bytes] | None = None
-    #: Refused because the queue is full, and the number of such requests in a row.
-    is_full: bool = False
-    times: int = 1
 
 
 class Frontend:
@@ -517,11 +514,15 @@ class Frontend:
         del now_ns
         if is_probe(frames):
             return []
-        if self._is_full(route):
-            return self._refuse_full(route)
+        waiting = len(self._clients.get(route, ()))
+        if waiting >= WAITING_MAX + REFUSALS_MAX:
+            self.malformed += 1
+            return []
         refusal = None if peer is None else roles.refusal(peer, roles.PING_PONG, roles.JOB)
         if refusal is not None:
             self.forbidden += 1
+        elif waiting >= WAITING_MAX or len(self._requests) >= self._queue_max:
+            refusal = (Refusal.FULL, "the queue is full")
         else:
             refusal = self._refusal(frames)
         number = self._note(PendingJob(route))
@@ -545,26 +546,6 @@ class Frontend:
             return Refusal.TOO_MANY, text
         return None
 
-    def _is_full(self, route: bytes) -> bool:
-        waiting = len(self._clients.get(route, ()))
-        return waiting >= WAITING_MAX or len(self._requests) >= self._queue_max
-
-    def _refuse_full(self, route: bytes) -> list[events.Event]:
-        """Refuse a job in its turn. Refusals in a row are counted, so that they take no memory."""
-        queue = self._clients.get(route)
-        if queue and queue[-1].is_full:
-            if queue[-1].times < REFUSALS_MAX:
-                queue[-1].times += 1
-            else:
-                self.malformed += 1  # it does not read replies, so it gets no more
-            return []
-        job_request = PendingJob(route, is_full=True)
-        if queue:
-            job_request.answer = [b"", FULL]  # sent with the reply before it
-            queue.append(job_request)
-            return []
-        return [events.ReplyDue(0, route, self._note(job_request))]
-
     def _note(self, job_request: PendingJob) -> int:
         job_request.number = number = next(self._numbers)
         self._requests[number] = job_request
@@ -575,8 +556,6 @@ class Frontend:
         """Encode the reply to the request of an effect, and later replies that waited for it."""
         if isinstance(effect, effects.Settled):
             return self._answer(effect.request, _outcome(effect))
-        if isinstance(effect, effects.ReplyDue):
-            return self._answer(effect.request, [b"", FULL])
         if isinstance(effect, effects.Refused):
             is_full = effect.refusal is Refusal.FULL
             refused = [b"", FULL] if is_full else [b"", ERROR, effect.text.encode()]
@@ -591,7 +570,7 @@ class Frontend:
         queue, replies = self._clients[job_request.route], []
         while queue and queue[0].answer is not None:
             first = queue.popleft()
-            replies += [(first.route, first.answer or [])] * first.times
+            replies.append((first.route, first.answer or []))
         if not queue:
             del self._clients[job_request.route]
         return replies
