@@ -83,12 +83,8 @@ class PingPongWorkerLoop:
         while not worker.has_exited and (frames := self._wire.receive()) is not None:
             self._run_actions(worker.take(frames, clock.monotonic_ns()))
         for done in self._runner.turn():
-            self._run_actions(
-                worker.done(
-                    *(done.job.name, done.outcome, done.content),
-                    clock.monotonic_ns(),
-                )
-            )
+            name, now_ns = done.job.name, clock.monotonic_ns()
+            self._run_actions(worker.done(name, done.outcome, done.content, now_ns))
         if not worker.has_exited:
             self._outgoing.flush()
             self._run_actions(worker.time_passed(clock.monotonic_ns()))

@@ -185,7 +185,10 @@ class WmpWorkerLoop:
             else:
                 self._runner.start(
                     Job(
-                        *(action.name, action.attempt, action.service, action.payload),
+                        action.name,
+                        action.attempt,
+                        action.service,
+                        action.payload,
                         time_limit_ns=action.time_limit_ns,
                         slots=action.slots,
                         submitted_ns=action.submitted_ns,

@@ -263,7 +263,10 @@ class Backend(peers.PeerTable[Peer]):
             return [] if self._is_ignored(peer) else [self._pong(peer)]
         was_owing = peer.standing is OWING
         report = events.TasksReported(
-            *(0, peer.name, [peer.task], [peer.attempt]),
+            0,
+            peer.name,
+            [peer.task],
+            attempts=[peer.attempt],
             texts=[text],
             request=self.number(peer.route, [b"", PONG]),
         )

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from taskyard.wire.dialect import Reply
     from taskyard.wire.roles import AuthenticatedPeer
 
-__all__ = ["RoundRobin", "Settings", "make_server"]
+__all__ = ["RoundRobin", "Settings"]
 
 _DEFAULT_SETTINGS: Final = Settings()
 
@@ -383,16 +383,6 @@ class RoundRobin:
         if peer is None or (peer.route and peer.route != route):  # another socket has its id
             return result
         return result + self._table.reconnected(peer)
-
-
-def make_server(
-    dialect: int,
-    random_bits: Callable[[], int],
-    settings: Settings = _DEFAULT_SETTINGS,
-    socket_numbers: Iterable[int] = (),
-) -> RoundRobin:
-    """Create the dialect with this number, for the sockets with these numbers."""
-    return RoundRobin(dialect, random_bits, settings, socket_numbers)
 
 
 #: The requests of keys and of other commands in the table of roles.

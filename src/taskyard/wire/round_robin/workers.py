@@ -307,7 +307,12 @@ class WorkerTable(peers.PeerTable[Peer]):
         earlier attempt does not affect a later attempt."""
         result = lmq.pack(message.arguments)
         report = events.TasksReported(
-            *(0, peer.name, [lease.name], [lease.attempt]), texts=[result], request=request
+            0,
+            peer.name,
+            [lease.name],
+            attempts=[lease.attempt],
+            texts=[result],
+            request=request,
         )
         if peer.leases.get(lease.name) is not lease:
             peer.returned.pop(lease.name, None)

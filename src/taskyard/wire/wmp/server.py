@@ -12,7 +12,7 @@ a READY without headers gets BYE. No sockets, no clock. `peer.py` is the other e
 from __future__ import annotations
 
 from heapq import nlargest
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from msgspec import Struct, field, structs
 
@@ -197,8 +197,13 @@ class Settings(Struct, frozen=True):
     services: tuple[bytes, ...] = (b"default",)
     #: The silence after which a worker is pinged.
     ping_ns: int = PING_NS
+    #: The silence after which a worker times out and loses its tasks.
+    lease_timeout_ns: int = SILENCE_NS
     #: The prefix of the workers' names.
     prefix: bytes = wire_dialect.WMP
+
+
+_DEFAULT_SETTINGS: Final = Settings()
 
 
 class Wmp(peers.PeerTable[Peer]):
@@ -209,20 +214,17 @@ class Wmp(peers.PeerTable[Peer]):
         dialect: int,
         manager: str,
         random_bits: Callable[[], int],
-        lease_timeout_ns: int = SILENCE_NS,
-        settings: Settings | None = None,
+        settings: Settings = _DEFAULT_SETTINGS,
     ) -> None:
+        """`random_bits` returns a number from 0 to 2**32."""
         super().__init__(dialect)
-        settings = settings or Settings()
+        self._settings = settings
         self.prefix = settings.prefix
-        self._services = settings.services
-        self._ping_ns = settings.ping_ns
-        self._forget_ns = max(FORGET_NS, 4 * lease_timeout_ns)
+        self._forget_ns = max(FORGET_NS, 4 * settings.lease_timeout_ns)
         #: Our name to workers. It stays the same after a restart, so that reports on tasks from
         #: before it are accepted.
         self._manager = manager
         self._random_bits = random_bits
-        self._lease_timeout_ns = lease_timeout_ns
         #: The workers behind each route. A relay has many.
         self._behind: dict[bytes, dict[bytes, None]] = {}
         self._relays = PathRelays()
@@ -287,7 +289,10 @@ class Wmp(peers.PeerTable[Peer]):
     def _ready(self, sender: Sender, message: wmp.Ready, _payload: bytes) -> list[events.Event]:
         if self.leaving and sender.worker not in self.peers:
             rejected = events.RequestRejected(
-                *(0, sender.route, self._issue(sender), Refusal.SHUTTING_DOWN),
+                0,
+                sender.route,
+                self._issue(sender),
+                Refusal.SHUTTING_DOWN,
                 text="the manager is shutting down",
             )
             return [rejected]
@@ -310,13 +315,13 @@ class Wmp(peers.PeerTable[Peer]):
         """Return the facts of a worker. A list of its tasks keeps them on a new connection and
         after a restart. A worker that sends none has a deadline."""
         return WorkerFacts(
-            services=_services(message.services) or self._services,
+            services=_services(message.services) or self._settings.services,
             slots_total=message.slots or 0,
-            lease_timeout_ns=self._lease_timeout_ns,
+            lease_timeout_ns=self._settings.lease_timeout_ns,
             incarnation=message.incarnation,
             wants_wake=True,
             dialect=b"wmp",
-            restart_lease_ns=self._lease_timeout_ns,
+            restart_lease_ns=self._settings.lease_timeout_ns,
             heartbeat_ns=_heartbeat_ns(message.heartbeat_ms) if message.incarnation else 0,
             forwards=message.forwards,
             forwards_to=name_of(message.forwards_to, "broker") if message.forwards_to else b"",
@@ -337,7 +342,10 @@ class Wmp(peers.PeerTable[Peer]):
     def _done(self, sender: Sender, message: wmp.Done, payload: bytes) -> list[events.Event]:
         is_cut = message.status == "ok" and message.bytes_total > 0
         report = events.TasksReported(
-            *(0, sender.worker, [name_of(message.task)], [message.attempt]),
+            0,
+            sender.worker,
+            [name_of(message.task)],
+            attempts=[message.attempt],
             outcomes=None if message.status == "ok" else [_OUTCOMES[message.status]],
             texts=[Blob(b"", message.bytes_total, payload) if is_cut else payload],
             random_bits=self._random_bits(),
@@ -352,7 +360,11 @@ class Wmp(peers.PeerTable[Peer]):
         if message.percent is None and message.text is None:
             return [events.WorkerHeartbeat(0, sender.worker, incarnation=sender.incarnation)]
         progressed = events.TasksProgressed(
-            *(0, sender.worker, [name], [message.attempt]), incarnation=sender.incarnation
+            0,
+            sender.worker,
+            [name],
+            attempts=[message.attempt],
+            incarnation=sender.incarnation,
         )
         if message.percent is not None:
             progressed.percents = [int(min(max(message.percent, 0), _PERCENT_MAX))]
@@ -571,7 +583,7 @@ class Wmp(peers.PeerTable[Peer]):
         return [events.WorkerReconnected(0, sender.worker, sender.incarnation)]
 
     def due_ns(self, peer: Peer) -> int:
-        ping_at_ns = max(peer.last_seen_ns, peer.pinged_ns) + self._ping_ns
+        ping_at_ns = max(peer.last_seen_ns, peer.pinged_ns) + self._settings.ping_ns
         return min(ping_at_ns, peer.last_seen_ns + self._forget_ns)
 
     def on_due(self, peer: Peer) -> list[events.Event]:
@@ -670,12 +682,11 @@ def _reply(
     return to.route, wmp.encode(to.path, message, payload)
 
 
-def make_server(dialect: int, identity: bytes, listener: str = "", **more: Any) -> Wmp:  # noqa: ANN401
-    """Create the dialect of a broker with this number and the identity of its journal, which is the
-    same after a restart. `random_bits` returns a number from 0 to 2**32.
+def manager_name(identity: bytes, listener: str = "") -> str:
+    """Return the name of a manager by the identity of its journal. It is the same after a restart.
 
     A listener with a name of its own is a manager of its own. A worker that connects to two of them
-    would send reports to the wrong one otherwise.
+    would mix up their reports otherwise.
     """
-    manager = identity.hex()
-    return Wmp(dialect, f"{manager}@{listener}" if listener else manager, **more)
+    name = identity.hex()
+    return f"{name}@{listener}" if listener else name
