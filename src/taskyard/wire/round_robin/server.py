@@ -17,7 +17,6 @@ from msgspec import Struct
 
 from taskyard.core import effects, events
 from taskyard.core.limits import PAYLOAD_BYTES_MAX
-from taskyard.core.model import Refusal
 from taskyard.core.timer_heap import AT_ONCE_NS
 from taskyard.errors import Malformed
 from taskyard.wire import roles
@@ -272,11 +271,7 @@ class RoundRobin:
 
     def _reject_malformed(self, route: bytes, message: Message, text: str) -> list[events.Event]:
         self.malformed += 1
-        if message.command != lmq.TRACKEXEC:
-            return []
-        number = next(self._table.numbers)
-        self._pending[number] = PendingMessage(route, message)
-        return [events.RequestRejected(0, route, number, Refusal.MALFORMED, text)]
+        return self._acknowledge(route, message, text)
 
     def _refuse(self, route: bytes, message: Message, text: str) -> list[events.Event]:
         if message.command == lmq.EXEC:

@@ -71,13 +71,12 @@ class Sender(Struct):
 class PendingReply(Struct):
     """A message of a worker that gets its reply in this turn, or a PING of ours."""
 
-    route: bytes
-    path: tuple[bytes, ...]
-    worker: bytes
+    sender: Sender
     #: GIVE: the lock's id. None: not a GIVE.
     lock: wmp.LockId | None = None
-    #: Set if it comes from another process than the known process of this id, with its facts.
-    newcomer: Sender | None = None
+    #: It comes from another process than the known process of this id.
+    is_newcomer: bool = False
+    #: READY: the facts of a newcomer.
     facts: WorkerFacts | None = None
     #: A PING, which gets a PONG.
     is_ping: bool = False
@@ -438,7 +437,7 @@ class Wmp(peers.PeerTable[Peer]):
                 slots=terms.slots,
                 submitted_ns=terms.submitted_ns if pending.forwards else 0,
             )
-            sent.append(_reply(pending, take, effect.payloads[index] or name))
+            sent.append(_reply(pending.sender, take, effect.payloads[index] or name))
         return sent
 
     def _nothing(self, effect: effects.NoWork) -> list[Reply]:
@@ -448,7 +447,7 @@ class Wmp(peers.PeerTable[Peer]):
         bye = wmp.ManagerBye(self._id(effect.worker), "no more tasks", self._manager)
         pending = self._pending.pop(effect.request, None)
         if pending is not None:
-            return [*self._unlock(pending), _reply(pending, bye)]
+            return [*self._unlock(pending), _reply(pending.sender, bye)]
         return self._to(effect.worker, bye)
 
     def _stranger(self, effect: effects.UnknownWorker) -> list[Reply]:
@@ -472,15 +471,15 @@ class Wmp(peers.PeerTable[Peer]):
         pending = self._pending.pop(effect.request, None)
         if pending is None:
             return []
-        if pending.newcomer is not None:
-            self._accept_newcomer(pending.newcomer, pending.facts)
+        if pending.is_newcomer:
+            self._accept_newcomer(pending.sender, pending.facts)
         if not pending.is_ping:
             return []
         peer = self.peers.get(effect.worker)
         ready = peer is not None and peer.facts is not None
         pong = wmp.ManagerPong(self._id(effect.worker), ready, self._manager)
         pong.heartbeat_ms = effect.heartbeat_ns // _MILLISECOND_NS
-        return [_reply(pending, pong)]
+        return [_reply(pending.sender, pong)]
 
     def _stop(self, effect: effects.Stop) -> list[Reply]:
         sent: list[Reply] = []
@@ -493,24 +492,29 @@ class Wmp(peers.PeerTable[Peer]):
         pending = self._pending.pop(effect.request, None)
         if pending is None:
             return []
-        peer = self.peers.get(pending.worker)
+        peer = self.peers.get(pending.sender.worker)
         ready = peer is not None and peer.facts is not None
-        return [_reply(pending, wmp.ManagerPing(self._id(pending.worker), ready, self._manager))]
+        return [
+            _reply(
+                pending.sender,
+                wmp.ManagerPing(self._id(pending.sender.worker), ready, self._manager),
+            )
+        ]
 
     def _refused(self, effect: effects.Refused) -> list[Reply]:
         """Refuse a peer that is late, has a key without this right, or uses another's id."""
         pending = self._pending.pop(effect.request, None)
         if pending is None:
             return []
-        bye = wmp.ManagerBye(self._id(pending.worker), effect.text, self._manager)
+        bye = wmp.ManagerBye(self._id(pending.sender.worker), effect.text, self._manager)
         if effect.refusal is Refusal.FORBIDDEN:
             bye.code = wmp.FORBIDDEN
         elif effect.refusal in _NAME_REFUSALS:
             bye.code = effect.refusal.value
-            peer = self.peers.get(pending.worker)
-            if peer is not None and pending.newcomer is None:
+            peer = self.peers.get(pending.sender.worker)
+            if peer is not None and not pending.is_newcomer:
                 self.forget(peer)  # its route does not lead to the id's holder
-        return [_reply(pending, bye)]
+        return [_reply(pending.sender, bye)]
 
     _REPLIES: ClassVar[dict[type, Callable[..., list[Reply]]]] = {
         effects.Wake: _wake,
@@ -528,7 +532,7 @@ class Wmp(peers.PeerTable[Peer]):
     def _unlock(self, pending: PendingReply | None) -> list[Reply]:
         if pending is None or pending.lock is None:
             return []
-        return [_reply(pending, wmp.No(pending.lock, self._manager))]
+        return [_reply(pending.sender, wmp.No(pending.lock, self._manager))]
 
     def _to(self, worker: bytes, message: wmp.FromManager) -> list[Reply]:
         """Send a message to a worker by the route of its last message, if there is any."""
@@ -540,11 +544,7 @@ class Wmp(peers.PeerTable[Peer]):
 
     def _issue(self, sender: Sender, lock: wmp.LockId | None = None) -> int:
         number = next(self.numbers)
-        pending = self._pending[number] = PendingReply(
-            sender.route, sender.path, sender.worker, lock
-        )
-        if self._is_newcomer(sender):
-            pending.newcomer = sender
+        self._pending[number] = PendingReply(sender, lock, self._is_newcomer(sender))
         return number
 
     # Routes.
@@ -676,9 +676,7 @@ def _services(message: list[str] | None) -> tuple[bytes, ...]:
     return tuple(dict.fromkeys(name_of(one, "service") for one in message or ()))
 
 
-def _reply(
-    to: PendingReply | Peer, message: wmp.FromManager, payload: bytes | None = None
-) -> Reply:
+def _reply(to: Sender | Peer, message: wmp.FromManager, payload: bytes | None = None) -> Reply:
     return to.route, wmp.encode(to.path, message, payload)
 
 
