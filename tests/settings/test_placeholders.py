@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskyard.settings.values import command_problem
-from taskyard.worker.agents.lanes import fill_command, has_places
+from taskyard.worker.agents.rules import fill_command, has_places
 from tests.settings.kit import loaded, written, wrong
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from taskyard.client.internal import InternalClient
-from taskyard.worker.agents.lanes import fill_command
+from taskyard.worker.agents.rules import fill_command
 from tests.kit.processes import (
     PATIENCE_SECONDS,
     Broker,

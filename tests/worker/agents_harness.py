@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from taskyard.core.blobs import Content
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
-from taskyard.worker.agents.lanes import AgentSettings
+from taskyard.worker.agents.rules import AgentSettings
 from taskyard.worker.agents.runner import AgentRunner
 from taskyard.worker.jobs import Job, JobResult
 from tests.worker.runner_harness import RealClock, SetClock, a_fifo, read_fifo, turns, wait

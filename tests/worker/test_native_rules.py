@@ -12,7 +12,7 @@ from taskyard.core.states import TaskState
 from taskyard.net.channel import Channel
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.native import peer
-from taskyard.worker.agents.lanes import AgentRules
+from taskyard.worker.agents.rules import AgentRules
 from taskyard.worker.jobs import JobResult
 from taskyard.worker.native import NativeWorkerLoop
 from taskyard.worker.settings import WorkerSettings
@@ -22,7 +22,7 @@ from tests.worker.test_native import WorkerHarness
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taskyard.worker.agents.lanes import LaneKey
+    from taskyard.worker.agents.rules import LaneKey
 
 OVERFED = Rule(b"all", b"*", LaneOptions(overfeed=2))
 

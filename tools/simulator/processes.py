@@ -28,7 +28,7 @@ from taskyard.core.blobs import Blob, Content
 from taskyard.core.events import Outcome
 from taskyard.core.output import Stream
 from taskyard.core.runs import Run
-from taskyard.worker.agents.lanes import AgentRules
+from taskyard.worker.agents.rules import AgentRules
 from taskyard.worker.jobs import Job, JobResult
 
 if TYPE_CHECKING:

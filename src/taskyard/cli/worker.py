@@ -35,7 +35,7 @@ from taskyard.settings.keys import SLOTS_MAX, variable_of
 from taskyard.settings.loader import Source
 from taskyard.wire.hungry import SESSIONS
 from taskyard.wire.pickled import PICKLE
-from taskyard.worker.agents.lanes import AgentSettings
+from taskyard.worker.agents.rules import AgentSettings
 from taskyard.worker.agents.runner import read_command, read_variables
 from taskyard.worker.call_process import CallOptions
 from taskyard.worker.native_process import BrokerTarget, serve

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from taskyard.net.keys import PeerKey
     from taskyard.net.zmq_socket import ZmqSocket
-    from taskyard.worker.agents.lanes import AgentSettings
+    from taskyard.worker.agents.rules import AgentSettings
     from taskyard.worker.jobs import Runner
     from taskyard.worker.settings import WorkerSettings
     from taskyard.worker.slot_budget import Share

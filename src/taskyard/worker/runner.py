@@ -31,7 +31,7 @@ from taskyard.process.fork import can_fork
 from taskyard.wire.inputs import available, place_inputs
 from taskyard.wire.payloads import CALL, EXEC, Call, Command, decode_payload
 from taskyard.wire.pickled import PICKLE, Pickled
-from taskyard.worker.agents.lanes import AgentSettings
+from taskyard.worker.agents.rules import AgentSettings
 from taskyard.worker.allow_list import ANY_PICKLE, PICKLE_REFUSAL, is_module_allowed, refusal
 from taskyard.worker.call_process import CallOptions, CallProcess, is_small, start_child
 from taskyard.worker.command_files import CommandFiles

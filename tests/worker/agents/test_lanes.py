@@ -13,8 +13,8 @@ import pytest
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.rules import LaneOptions, Rule
-from taskyard.worker.agents import lanes as agent_rules
-from taskyard.worker.agents.lanes import AgentRules, AgentSettings, split_command
+from taskyard.worker.agents import rules as agent_rules
+from taskyard.worker.agents.rules import AgentRules, AgentSettings, split_command
 from taskyard.worker.agents.runner import AgentRunner
 from taskyard.worker.jobs import JobResult
 from taskyard.worker.limits import AGENT_IDLE_NOTICE_NS, AGENT_RESTART_NS

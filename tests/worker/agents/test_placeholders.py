@@ -8,7 +8,7 @@ import pytest
 
 from taskyard.core.rules import LaneOptions, Rule
 from taskyard.errors import UserError
-from taskyard.worker.agents.lanes import AgentRules, AgentSettings
+from taskyard.worker.agents.rules import AgentRules, AgentSettings
 from taskyard.worker.agents.runner import read_command
 from tests.worker.agents_harness import a_pool, job, shell
 from tests.worker.runner_harness import turns, wait

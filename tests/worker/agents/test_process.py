@@ -16,7 +16,7 @@ from taskyard.core.blobs import Blob, Content, length_of, text_of
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import UserError
-from taskyard.worker.agents.lanes import AgentSettings
+from taskyard.worker.agents.rules import AgentSettings
 from taskyard.worker.agents.runner import (
     AgentRunner,
     clean_environment,

@@ -15,7 +15,7 @@ from msgspec import structs
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.rules import LaneOptions, Rule
-from taskyard.worker.agents.lanes import AgentRules, AgentSettings
+from taskyard.worker.agents.rules import AgentRules, AgentSettings
 from taskyard.worker.agents.runner import AgentRunner
 from tests.worker import zmailer_agent
 from tests.worker.agents_harness import WALL_NS, Clock, a_pool, job

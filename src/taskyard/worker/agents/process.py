@@ -38,7 +38,7 @@ from taskyard.wire.hungry import (
     PassedOver,
     Report,
 )
-from taskyard.worker.agents.lanes import AgentSettings, LaneKey
+from taskyard.worker.agents.rules import AgentSettings, LaneKey
 from taskyard.worker.jobs import Job, JobResult, Tail, cut_reason, last_line
 from taskyard.worker.limits import (
     AGENT_CLOSED_NS_MAX,
