@@ -66,6 +66,19 @@ class PeerTable(Generic[AnyPeer]):
         self.peers.pop(peer.key, None)
         self.named.pop(peer.name, None)
 
+    def has_room(self, peers_max: int) -> bool:
+        """Return whether a peer can be added. If the table is full, forget a peer if possible."""
+        if len(self.peers) < peers_max:
+            return True
+        found = next((peer for peer in self.peers.values() if self.may_forget(peer)), None)
+        if found is not None:
+            self.forget(found)
+        return found is not None
+
+    def may_forget(self, peer: AnyPeer) -> bool:
+        """Return whether a peer can be forgotten to make room."""
+        raise NotImplementedError
+
     # Time.
 
     def begin(self, now_ns: int, _key: None = None) -> list[events.Event]:

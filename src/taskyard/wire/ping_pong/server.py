@@ -197,21 +197,14 @@ class Backend(peers.PeerTable[Peer]):
 
     def _register_peer(self, route: bytes, word: bytes) -> Peer | None:
         """Keep a connection that wants work, if there is room."""
-        if not (word == READY or is_ping(word)) or not self._has_room():
+        if not (word == READY or is_ping(word)) or not self.has_room(PEERS_MAX):
             return None
         name = name_of(route, self._settings.secret, self.prefix)
         return self.add(Peer(route, name, route, self.now_ns, since_ns=self.now_ns))
 
-    def _has_room(self) -> bool:
-        """Return whether one more connection can be kept. Forget a silent one if need be."""
-        if len(self.peers) < PEERS_MAX:
-            return True
-        silent_ns = self.now_ns - self._settings.expire_ns
-        for peer in self.peers.values():
-            if peer.standing is PROBATION and peer.last_seen_ns <= silent_ns:
-                self.forget(peer)
-                return True
-        return False
+    def may_forget(self, peer: Peer) -> bool:
+        silent_ns = self.now_ns - peer.last_seen_ns
+        return peer.standing is PROBATION and silent_ns >= self._settings.expire_ns
 
     def _reply_unknown(self, route: bytes, word: bytes) -> list[events.Event]:
         """Reply to a result of a worker without a job. Ignore newcomers: there is no room."""

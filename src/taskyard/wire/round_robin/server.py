@@ -22,6 +22,7 @@ from taskyard.errors import Malformed
 from taskyard.wire import roles
 from taskyard.wire.dialect import ClientTasks, is_probe, text_and_problem
 from taskyard.wire.round_robin import frames as lmq
+from taskyard.wire.round_robin import workers
 from taskyard.wire.round_robin.frames import Message, Settings
 from taskyard.wire.round_robin.workers import Lease, Peer, WorkerTable
 
@@ -221,7 +222,8 @@ class RoundRobin:
             return self._reject_malformed(route, message, text)
         if self.leaving:
             return self._acknowledge(route, message, "the server is shutting down")
-        if not self._table.has_room_for(route[1:]):
+        is_known = route[1:] in self._table.peers
+        if not is_known and not self._table.has_room(workers.PEERS_MAX):
             return self._acknowledge(route, message, "too many workers are registered")
         lmq.log_message(f"registered %s with {slots} slots", route[1:])
         return self._acknowledge(route, message) + self._table.register(route, slots, owner)

@@ -259,14 +259,8 @@ class WorkerTable(peers.PeerTable[Peer]):
     def _restart_lease_ns(self) -> int:
         return max(self._settings.expire_ns, self._settings.lease_ns)
 
-    def has_room_for(self, identity: bytes) -> bool:
-        """Return whether a worker can be added. If the table is full, drop a worker that left."""
-        if identity in self.peers or len(self.peers) < PEERS_MAX:
-            return True
-        left = next((peer for peer in self.peers.values() if not peer.is_registered), None)
-        if left is not None:
-            self.forget(left)
-        return left is not None
+    def may_forget(self, peer: Peer) -> bool:
+        return not peer.is_registered
 
     def deregister(self, peer: Peer | None, request: int) -> list[events.Event]:
         if peer is None or not peer.is_registered:

@@ -586,6 +586,9 @@ class Wmp(peers.PeerTable[Peer]):
         ping_at_ns = max(peer.last_seen_ns, peer.pinged_ns) + self._settings.ping_ns
         return min(ping_at_ns, peer.last_seen_ns + self._forget_ns)
 
+    def may_forget(self, peer: Peer) -> bool:  # noqa: ARG002  # any peer may be forgotten
+        return True
+
     def on_due(self, peer: Peer) -> list[events.Event]:
         if peer.last_seen_ns + self._forget_ns <= self.now_ns:
             self.forget(peer)
@@ -615,8 +618,7 @@ class Wmp(peers.PeerTable[Peer]):
             return Peer(worker, worker, route, sender.now_ns, path=path)
         peer = self.peers.pop(worker, None)
         if peer is None:
-            if len(self.peers) >= PEERS_MAX:
-                self.forget(next(iter(self.peers.values())))
+            self.has_room(PEERS_MAX)  # else forget the peer that was silent for longest
             peer = self.add(Peer(worker, worker, route, sender.now_ns, path=path))
             self._list(peer)
             self.watch(peer)
