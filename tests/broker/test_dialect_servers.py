@@ -51,7 +51,7 @@ def test_silent_worker_is_pinged_before_it_expires(dialect: str) -> None:
     section = ListenSection(dialect=dialect, expire_ns=3 * SECOND_NS)
     (server,) = BUILDERS[dialect](1, b"", ListenerOptions(section))
     found: Any = server
-    ping_ns = found._ping_ns if dialect == "wmp" else found._table._settings.heartbeat_ns  # noqa: SLF001
+    ping_ns = found._settings.ping_ns if dialect == "wmp" else found._table._settings.heartbeat_ns  # noqa: SLF001
     assert ping_ns == SECOND_NS
 
 

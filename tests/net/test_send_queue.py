@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from taskyard.net.round_robin import RESEND_NS, RoundRobinLoop, SendQueue
-from taskyard.wire.round_robin.client import Client
+from taskyard.net.outbound import RESEND_NS, SendQueue
+from taskyard.wire.round_robin.peer import Client
+from taskyard.worker.round_robin import RoundRobinLoop
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

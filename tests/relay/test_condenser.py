@@ -10,7 +10,7 @@ from taskyard.core import events
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Submission, Terms, WorkerFacts
 from taskyard.core.timer_heap import NEVER_NS
-from taskyard.relay.condenser import HEARTBEAT_DELAY_NS, Condenser
+from taskyard.relay.native import HEARTBEAT_DELAY_NS, Condenser
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.native import peer, relays
 from tests.wire.kit import BROKER, Counter

@@ -40,8 +40,14 @@ class Upstream:
     def is_connected(self) -> bool:
         return self.is_up
 
+    def is_congested(self) -> bool:
+        return False
+
     def send_after_close(self, wait_ms: int) -> None:
         self.wait_ms = wait_ms
+
+    def close(self) -> None:
+        self.is_closed = True
 
     def check_accepted(self, unanswered_ns: int) -> None:
         if self.is_refused and unanswered_ns > 0:
@@ -58,9 +64,6 @@ class Connector:
         self.all.append(Upstream(route))
         return self.all[-1]
 
-    def close(self, upstream: Upstream) -> None:
-        upstream.is_closed = True
-
     def ready(self) -> list[Upstream]:
         return [one for one in self.all if one.arrived]
 
@@ -71,7 +74,7 @@ class Connector:
 class World:
     def __init__(self, *, is_named: bool = False) -> None:
         self.below, self.above, self.clock = Listener(), Connector(is_named=is_named), Clock()
-        self.gateway: Gateway[Upstream] = Gateway(self.below, self.above, self.clock)
+        self.gateway = Gateway(self.below, self.above, self.clock)
 
     def pass_time(self, time_ns: int = CHECK_NS) -> None:
         self.clock.now_ns += time_ns

@@ -10,8 +10,7 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import WorkerFacts
 from taskyard.errors import Refused
 from taskyard.relay import native as native_module
-from taskyard.relay.condenser import HEARTBEAT_DELAY_NS
-from taskyard.relay.native import CHECK_NS, SEND_NS, NativeRelay
+from taskyard.relay.native import CHECK_NS, HEARTBEAT_DELAY_NS, SEND_NS, NativeRelay
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.native import peer
 from tests.relay.kit import Clock, Listener
@@ -48,6 +47,15 @@ class Upstream:
 
     def is_congested(self) -> bool:
         return self.congested
+
+    def check_accepted(self, unanswered_ns: int) -> None:
+        raise NotImplementedError
+
+    def send_after_close(self, wait_ms: int) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        raise NotImplementedError
 
     def reply(self, number: int, body: bytes) -> None:
         envelope = pb.Envelope(peer=number, message=body).SerializeToString()

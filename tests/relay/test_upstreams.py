@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -12,14 +12,22 @@ from taskyard.errors import Refused
 from taskyard.net.keyring import Keyring
 from taskyard.net.keys import read_peer_key
 from taskyard.net.sockets import listen
-from taskyard.relay import upstreams
-from taskyard.relay.process import RelayOptions, serve
-from taskyard.relay.upstreams import CHECK_NS, MISSING_NS, CheckedRelay, UpstreamCheck
+from taskyard.relay import process
+from taskyard.relay.process import (
+    CHECK_NS,
+    MISSING_NS,
+    RelayOptions,
+    RelayProgram,
+    UpstreamCheck,
+    serve,
+)
 from taskyard.wire.roles import Role
 from tests.relay.kit import Clock
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from taskyard.net.zmq_socket import ZmqSocket
 
 ANY = "tcp://127.0.0.1:0"
 
@@ -44,7 +52,7 @@ class Upstream:
 class World:
     def __init__(self, *above: Upstream) -> None:
         self.clock = Clock()
-        self.check = UpstreamCheck(above, self.clock)
+        self.check = UpstreamCheck(cast("tuple[ZmqSocket, ...]", above), self.clock)
 
     def pass_time(self, seconds: int = 1) -> None:
         for _ in range(seconds):
@@ -59,7 +67,7 @@ def test_move_to_another_address_is_logged(caplog: pytest.LogCaptureFixture) -> 
     world.pass_time(2)
     upstream.address = "tcp://10.0.0.9:1"
     world.pass_time(2)
-    assert caplog.messages == [upstreams.CONNECTED_TEXT % "tcp://10.0.0.9:1"]
+    assert caplog.messages == [process.CONNECTED_TEXT % "tcp://10.0.0.9:1"]
 
 
 def test_relay_ends_when_all_brokers_refuse_its_key(caplog: pytest.LogCaptureFixture) -> None:
@@ -112,9 +120,15 @@ def test_relay_with_the_key_of_another_broker_names_the_endpoint(
     ends: int,
 ) -> None:
     """Without any peer, over real sockets. The time until the warning is cut short."""
-    monkeypatch.setattr(upstreams, "CHECK_NS", SECOND_NS // 20)
-    monkeypatch.setattr(upstreams, "MISSING_NS", SECOND_NS // 5)
-    monkeypatch.setattr(CheckedRelay, "has_exited", property(lambda _: bool(caplog.messages)))
+    monkeypatch.setattr(process, "CHECK_NS", SECOND_NS // 20)
+    monkeypatch.setattr(process, "MISSING_NS", SECOND_NS // 5)
+    sound = RelayProgram.turn
+
+    def turn(self: RelayProgram) -> bool:
+        self.has_exited = bool(caplog.messages)
+        return sound(self)
+
+    monkeypatch.setattr(RelayProgram, "turn", turn)
     key = tmp_path / "mine.key"
     Keyring(tmp_path / "mine").create("mine", Role.WORKER, key)
     other = Keyring(tmp_path / "other")

@@ -17,7 +17,7 @@ import pytest
 import zmq
 
 from taskyard.client.client import Client
-from taskyard.wire.hungry.frames import IDLE_LINE, Comment, Hungry, Report, decode, task_line
+from taskyard.wire.hungry import IDLE_LINE, Comment, Hungry, Report, decode, task_line
 from tests.kit.processes import PATIENCE_SECONDS, Running
 from tests.system.kit import Broker
 

@@ -20,7 +20,7 @@ from taskyard.net import endpoints, sockets
 from taskyard.net.host import Poller, Signals
 from taskyard.net.protocols import SystemClock
 from taskyard.wire.native.server import NativeServer
-from taskyard.wire.wmp.server import make_server
+from taskyard.wire.wmp.server import Wmp, manager_name
 
 
 def main(state: Path, endpoint: str) -> None:
@@ -35,7 +35,7 @@ def main(state: Path, endpoint: str) -> None:
         ]
         native_endpoint = NativeServer(secrets.randbits(63) | 1, lambda: 0)
         dialect = DialectRouter(
-            [native_endpoint, make_server(1, store.identity, random_bits=lambda: 0)], [0, 1]
+            [native_endpoint, Wmp(1, manager_name(store.identity), lambda: 0)], [0, 1]
         )
         poller, clock = Poller(), SystemClock()
         poller.add(signals.fileno())

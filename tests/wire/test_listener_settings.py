@@ -177,8 +177,8 @@ def test_plain_dwork_worker_serves_the_service_of_its_listener_and_times_out() -
 
 
 def test_wmp_worker_that_names_no_service_serves_that_of_its_listener() -> None:
-    settings = wmp.Settings(services=(b"render",), ping_ns=SECOND_NS, prefix=b"wmp@r:")
-    manager = wmp_kit.Manager(settings=settings, lease_timeout_ns=3 * SECOND_NS)
+    settings = wmp.Settings((b"render",), SECOND_NS, 3 * SECOND_NS, prefix=b"wmp@r:")
+    manager = wmp_kit.Manager(settings=settings)
     manager.handle(
         manager.dialect.receive(b"r", wmp_kit.frames("READY", {"worker": "w", "slots": 1}), 1)
     )
@@ -188,10 +188,7 @@ def test_wmp_worker_that_names_no_service_serves_that_of_its_listener() -> None:
 
 
 def test_wmp_listeners_are_managers_of_their_own() -> None:
-    names = [
-        wmp.make_server(1, b"\x01", listener, random_bits=lambda: 0)._manager  # noqa: SLF001
-        for listener in ("", "a", "b")
-    ]
+    names = [wmp.manager_name(b"\x01", listener) for listener in ("", "a", "b")]
     assert names == ["01", "01@a", "01@b"]
 
 

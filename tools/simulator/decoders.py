@@ -17,8 +17,8 @@ from taskyard.core.model import WorkerFacts
 from taskyard.wire import dialect
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.native import streams
-from taskyard.wire.ping_pong import backend as ping_pong_backend
-from taskyard.wire.round_robin import leases as round_robin_leases
+from taskyard.wire.ping_pong import server as ping_pong_backend
+from taskyard.wire.round_robin import workers as round_robin_leases
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

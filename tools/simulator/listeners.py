@@ -51,11 +51,10 @@ def open_all(plan: Plan, random_bits: Callable[[], int]) -> DialectRouter:
     silence_ns = plan.size.silence_ns
     patience = ping_pong.Settings(expire_ns=silence_ns, lease_ns=2 * silence_ns)
     backend, frontend = ping_pong.make_server(Listener.PING_BACKEND, random_bits, patience)
-    manager = wmp.make_server(
-        Listener.WMP, MANAGER, random_bits=random_bits, lease_timeout_ns=silence_ns
-    )
+    timeouts = wmp.Settings(lease_timeout_ns=silence_ns)
+    manager = wmp.Wmp(Listener.WMP, wmp.manager_name(MANAGER), random_bits, timeouts)
     table = round_robin.Settings(heartbeat_ns=SECOND_NS, expire_ns=silence_ns)
-    server = round_robin.make_server(
+    server = round_robin.RoundRobin(
         Listener.ROUND_ROBIN, random_bits, table, [Listener.ROUND_ROBIN]
     )
     native = NativeServer(random_bits() | 1, random_bits, plain_lease_ns=silence_ns)

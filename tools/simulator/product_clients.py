@@ -1,7 +1,7 @@
 """The product's clients, as simulated processes.
 
     native       `client.session`, the loop of every Python client
-    round-robin  `net.round_robin`, the loop of `taskyard rr client`
+    round-robin  `worker.round_robin`, the loop of `taskyard rr client`
 
 A native client that crashes is started again and submits the same tasks once more, like a script
 that is run again. Every task that it submitted must be settled for it.
@@ -26,9 +26,9 @@ from taskyard.core import effects, events, identity
 from taskyard.core.events import UnknownPolicy
 from taskyard.core.model import Submission, Terms
 from taskyard.errors import BytesDamaged, BytesMissing, Refused
-from taskyard.net.round_robin import RoundRobinLoop
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire.round_robin import client as round_robin_client
+from taskyard.wire.round_robin import peer as round_robin_client
+from taskyard.worker.round_robin import RoundRobinLoop
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

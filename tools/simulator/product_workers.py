@@ -33,8 +33,8 @@ from taskyard.relay.server import Relay
 from taskyard.wire import dialect
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.ping_pong import peer as ping_pong_peer
-from taskyard.wire.round_robin import leases as round_robin_leases
 from taskyard.wire.round_robin import peer as round_robin_peer
+from taskyard.wire.round_robin import workers as round_robin_leases
 from taskyard.wire.wmp import peer as wmp_peer
 from taskyard.worker import native, ping_pong, round_robin, wmp
 from taskyard.worker.native_process import WorkerMonitor
@@ -295,6 +295,9 @@ class RoundRobinWorker(ProductWorker):
 class RelayProgram(SimProcess):
     """A relay, as `relay.server` runs it. Implements `network.BrokerInbox` for its workers."""
 
+    endpoint = ENDPOINT
+    is_full = False
+
     def __init__(self, world: World, name: bytes) -> None:
         super().__init__(world, name)
         #: The network between the relay and its workers.
@@ -302,6 +305,8 @@ class RelayProgram(SimProcess):
         self._arrived: deque[Message] = deque()
         #: The connection of the last message.
         self.connection = (0, 0)
+        #: The connections of peers, by number.
+        self._links: dict[int, Link] = {}
 
     @property
     def up(self) -> bool:
@@ -340,6 +345,15 @@ class RelayProgram(SimProcess):
         route = bytes([Listener.WMP]) + frames[0]
         return self.network.to_peer(route, frames[1:], self.world.timeline.now_ns)
 
+    def is_open(self, connection: tuple[int, int]) -> bool:
+        link = self._links.get(connection[0])
+        return link is not None and self.network.links.get(link.route) is link
+
+    def cut(self, connection: tuple[int, int]) -> None:
+        link = self._links.pop(connection[0], None)
+        if link is not None:
+            self.network.break_link(link)
+
 
 class RelayUpstream:
     """The connection of a native relay to the broker."""
@@ -355,17 +369,21 @@ class RelayUpstream:
     def is_congested(self) -> bool:
         return False
 
+    def check_accepted(self, unanswered_ns: int) -> None:
+        """Do nothing: there are no keys."""
+
+    def send_after_close(self, wait_ms: int) -> None:
+        """Do nothing: a relay keeps its connection."""
+
+    def close(self) -> None:
+        self._socket.close()
+
 
 class NativeRelayProgram(RelayProgram):
     """A native relay, as `relay.native` runs it."""
 
-    endpoint = ENDPOINT
-    is_full = False
-    connection = (0, 0)
-
     def build(self) -> None:
-        #: The connections of peers, by number.
-        self._links: dict[int, Link] = {}
+        self._links.clear()
         self._above = Socket(
             self.world.network, self, Listener.NATIVE, decode_sent=self._decode_sent
         )
@@ -399,15 +417,6 @@ class NativeRelayProgram(RelayProgram):
     def send(self, frames: Sequence[bytes]) -> bool:
         route = bytes([Listener.NATIVE]) + frames[0]
         return self.network.to_peer(route, frames[1:], self.world.timeline.now_ns)
-
-    def is_open(self, connection: tuple[int, int]) -> bool:
-        link = self._links.get(connection[0])
-        return link is not None and self.network.links.get(link.route) is link
-
-    def cut(self, connection: tuple[int, int]) -> None:
-        link = self._links.pop(connection[0], None)
-        if link is not None:
-            self.network.break_link(link)
 
 
 class _Died(Exception):

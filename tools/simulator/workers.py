@@ -30,21 +30,15 @@ from simulator.codecs.native import NativeCodec
 from simulator.listeners import DEFAULT, Listener
 from simulator.models import Violation
 from simulator.peers import RequestReplyPeer
-from simulator.plan import (
-    NAMED_BY_BROKER,
-    RESULT_BYTES,
-    SECOND_NS,
-    TRUNCATED,
-    WORKER_RESOURCES,
-)
+from simulator.plan import NAMED_BY_BROKER, RESULT_BYTES, SECOND_NS, TRUNCATED, WORKER_RESOURCES
 from simulator.worker import REPLY_TIMEOUT_NS, Worker
 from taskyard.core import effects, events
 from taskyard.core.blobs import Blob, Content, text_of
 from taskyard.core.events import Outcome
 from taskyard.core.model import WorkerFacts
 from taskyard.wire import dialect as wire_dialect
-from taskyard.wire.ping_pong import backend as ping_pong_backend
-from taskyard.wire.round_robin import leases as round_robin_leases
+from taskyard.wire.ping_pong import server as ping_pong_backend
+from taskyard.wire.round_robin import workers as round_robin_leases
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -86,7 +86,8 @@ def random_bits() -> int:
     return random.getrandbits(32)
 
 
-# Most brokers listen to the native dialect alone, so the others are imported when they are built.
+# Most brokers listen to the native dialect alone, so other dialects are imported when they are
+# built.
 
 
 def _build_ping_pong(
@@ -120,7 +121,7 @@ def _build_round_robin(
     )
     heartbeat_ns = min(settings.heartbeat_ns, settings.expire_ns // PINGS_PER_EXPIRY)
     settings = structs.replace(settings, heartbeat_ns=heartbeat_ns)
-    return [server.make_server(number, random_bits, settings)]
+    return [server.RoundRobin(number, random_bits, settings)]
 
 
 def _build_wmp(number: int, identity: bytes, options: ListenerOptions) -> Sequence[ServerDialect]:
@@ -130,17 +131,11 @@ def _build_wmp(number: int, identity: bytes, options: ListenerOptions) -> Sequen
     settings = server.Settings(
         services=options.worker_services(),
         ping_ns=min(server.PING_NS, expire_ns // PINGS_PER_EXPIRY),
+        lease_timeout_ns=expire_ns,
         prefix=options.prefix(WMP),
     )
-    made = server.make_server(
-        number,
-        identity,
-        options.name,
-        random_bits=random_bits,
-        lease_timeout_ns=expire_ns,
-        settings=settings,
-    )
-    return [made]
+    manager = server.manager_name(identity, options.name)
+    return [server.Wmp(number, manager, random_bits, settings)]
 
 
 #: Builds the servers of a listener, one for each of its endpoints, from the number of the first,

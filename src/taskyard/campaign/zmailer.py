@@ -20,7 +20,7 @@ from taskyard.campaign.lines import (
     text_error,
     text_of,
 )
-from taskyard.wire.hungry.zmailer import DELAY_BYTES, LOCK_BYTES, LOCKED, RECIPIENT, WAITING
+from taskyard.wire.hungry import DELAY_BYTES, LOCK_BYTES, LOCKED, RECIPIENT, WAITING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -35,14 +35,14 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.errors import TaskyardError, UserError
 from taskyard.net import endpoints, sockets
 from taskyard.net.host import Host, Waker
-from taskyard.net.round_robin import RoundRobinLoop
 from taskyard.process.logs import LineFormatter, LogWriter
 from taskyard.wire.dialect import ROUND_ROBIN
-from taskyard.wire.round_robin.client import Client as RoundRobinClient
 from taskyard.wire.round_robin.frames import DIALECT, ENDPOINT, KEY_BYTES_MAX, SLOTS_MAX
 from taskyard.wire.round_robin.frames import logger as message_logger
 from taskyard.wire.round_robin.peer import BASIC, RESERVED_KEYS, SLOTS, SUMMARIES
+from taskyard.wire.round_robin.peer import Client as RoundRobinClient
 from taskyard.worker import round_robin as worker_program
+from taskyard.worker.round_robin import RoundRobinLoop
 from taskyard.worker.runner import ProcessRunner
 from taskyard.worker.settings import check_workers_key
 

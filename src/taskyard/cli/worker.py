@@ -399,7 +399,7 @@ def _forward(
     keys: Sequence[PeerKey | None],
 ) -> None:
     """Run a worker whose tasks run at another broker."""
-    from taskyard.forward import process  # noqa: PLC0415  # only for this option
+    from taskyard.forward import runner  # noqa: PLC0415  # only for this option
 
     is_native = values.dialect == "dwork"
     if len(found) > 1 and is_native:
@@ -416,7 +416,7 @@ def _forward(
     settings = chosen.settings(services, name, resources)
     settings = structs.replace(settings, forwards=True, forwards_to=target)
     if is_native:
-        process.serve(
+        runner.serve(
             found[0],
             settings,
             lower,
@@ -426,7 +426,7 @@ def _forward(
             until_eof=values.until_eof,
         )
     else:
-        process.serve_wmp(
+        runner.serve_wmp(
             found,
             settings,
             lower,
@@ -441,7 +441,7 @@ def _connect_lower(
     cli_context: CliContext, values: WorkerOptions, found: Sequence[str]
 ) -> LowerBroker:
     """Connect to the broker of --forward-to. Raises `UserError` if it is one of `found`."""
-    from taskyard.forward import process  # noqa: PLC0415  # only for this option
+    from taskyard.forward import runner  # noqa: PLC0415  # only for this option
 
     target = values.forward_to or ""
     is_directory = "://" not in target
@@ -450,7 +450,7 @@ def _connect_lower(
     addresses = {address for one in found for address in endpoints.parse_addresses(one)}
     if addresses.intersection(endpoints.parse_addresses(broker)):
         raise UserError(f"--forward-to {target}: the worker's own broker")
-    return process.connect_lower(
+    return runner.connect_lower(
         broker, values.forward_key, values.forward_as, found[0], cli_context.info
     )
 

@@ -1,11 +1,11 @@
 """Tasks at the lower broker: how they are named, submitted, found again and read.
 
-A forwarded task keeps its name, payload and limits. Its campaign is that of the upper broker, `@`
-and a label of that broker, or the name of a WMP manager. Its origin holds the time of its
+A forwarded task keeps its name, payload and limits. The campaign is that of the upper broker, `@`
+and a label of that broker, or the name of a WMP manager. The origin holds the time of its
 submission there. So an attempt after the loss of a forwarder finds the task of the attempt before,
-running or done, and a task that was submitted again under its old name is not taken for the old
-one. A foreign manager sends no such time. Then the origin holds a hash of the payload, and only a
-running task is found again.
+running or done, and a task that was submitted again under its old name is not taken for the
+former task. A foreign manager sends no such time. Then the origin holds a hash of the payload, and
+only a running task is found again.
 
 Blocks: threads of `runner` call it. Knows nothing of the upper broker's protocol.
 """
@@ -118,7 +118,7 @@ class LowerBroker:
         The labels in its campaign are the brokers that it has passed. A task of a WMP manager has
         them in its name. "": it may be forwarded.
         """
-        # A manager sends no campaign. All but the last part of the name is one.
+        # A manager sends no campaign. There it is all but the last part of the name.
         passed = shown(job.campaign) or shown(job.name).rpartition("/")[0]
         path = passed.replace("/", "@") + "@"
         for label in (self._label_of(job), upper_label(self.endpoint)):
@@ -131,9 +131,8 @@ class LowerBroker:
     def submit(self, jobs: Sequence[Job]) -> list[Future]:
         """Submit jobs, or find the tasks of their earlier attempts. Return their futures.
 
-        Raises `Refused` if the broker refuses one of them. Then the others may be submitted, and a
-        second call finds them.
-        """
+        Raises `Refused` if the broker refuses any job. The remaining jobs may be submitted then,
+        and a second call finds them."""
         tasks = [self.task_of(job) for job in jobs]
         known = self._client.existing([task.full_name for task in tasks])
         fresh: list[Job] = []
@@ -150,8 +149,8 @@ class LowerBroker:
     def _is_resumed(self, job: Job, task: LowerTask) -> bool:
         """Return whether the known task is of the same submission, and done or about to be.
 
-        Retries it if it failed. Ends one of an earlier submission, so that it can start again.
-        Without a time of submission, an ended task may be of an earlier one.
+        Retries it if it failed. Ends a task of an earlier submission, so that it can start again.
+        Without a time of submission, an ended task may be of such a submission.
         """
         former = self._client.show(task.full_name)
         state = former["state"]
@@ -189,7 +188,7 @@ class LowerBroker:
             self._client.cancel([task.full_name])
 
     def result(self, job: Job) -> Result:
-        """Return the result of a done task. A long one of a program has only head and tail."""
+        """Return the result of a done task. A long result of a program has only head and tail."""
         return self._client.kept_result(self.task_of(job).full_name)
 
     def output(self, job: Job, stream: str) -> Iterator[tuple[bytes, int]]:
@@ -219,8 +218,8 @@ class LowerBroker:
     def capacity(self) -> Capacity | None:
         """Return the slots and resources of all workers. None: there are none.
 
-        Forwarders are left out: in a loop, each would add the slots of the others. If there are no
-        other workers, the largest one counts.
+        Forwarders are left out: in a loop, each would add the slots of the next. If there are only
+        forwarders, the largest counts.
         """
         slots, amounts = 0, dict[str, float]()
         workers = self._client.workers()

@@ -1,7 +1,7 @@
-"""A worker's runner that submits its jobs to a lower broker and returns their results.
+"""The forwarder: a native or WMP worker whose runner is another broker.
 
-Threads do what blocks: one submits and cancels tasks, one fetches the results of those that are
-settled, one follows the capacity of the lower broker. The loop's thread owns the list of jobs and
+Threads do what blocks: one submits and cancels tasks, one fetches the results of settled
+tasks, one follows the capacity of the lower broker. The loop's thread owns the list of jobs and
 the output spool. A queue between them is bounded, so that a long output is read from one broker
 only as fast as the other takes it.
 
@@ -14,15 +14,19 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from concurrent.futures import CancelledError
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
+from taskyard.client.internal import InternalClient
 from taskyard.core.blobs import Blob, text_of
 from taskyard.core.events import Outcome
+from taskyard.core.model import shown
 from taskyard.core.output import Stream
 from taskyard.core.task_inputs import blobs_in
 from taskyard.errors import (
@@ -34,21 +38,29 @@ from taskyard.errors import (
     TaskyardError,
     UserError,
 )
-from taskyard.net.host import Waker
+from taskyard.forward.lower import LowerBroker, upper_label
+from taskyard.net import sockets
+from taskyard.net.channel import Channel
+from taskyard.net.host import Host, Waker
 from taskyard.wire.payloads import CALL, EXEC
 from taskyard.wire.plain_pickles import looks_pickled
 from taskyard.worker.jobs import Job, JobResult, cut_reason
-from taskyard.worker.output import ProgramOutput, SpooledOutput
+from taskyard.worker.native import NativeWorkerLoop
+from taskyard.worker.native_process import SocketWorker
+from taskyard.worker.output import OutputSpool, ProgramOutput, SpooledOutput
+from taskyard.worker.wmp import WmpWorker, WmpWorkerLoop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from concurrent.futures import Future as AnyFuture
+    from pathlib import Path
     from typing import Any
 
     from taskyard.core.blobs import Content
     from taskyard.core.runs import Run
-    from taskyard.forward.lower import Capacity, LowerBroker
-    from taskyard.worker.output import OutputSpool
+    from taskyard.forward.lower import Capacity
+    from taskyard.net.keys import PeerKey
+    from taskyard.worker.settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +88,7 @@ class OutputPart(Struct):
 
 
 class Settled(Struct):
-    """The end of a job at the lower broker. Its output was passed on before."""
+    """The end of a job at the lower broker. The output was passed on before."""
 
     job: Job
     outcome: Outcome
@@ -92,7 +104,7 @@ class ForwardRunner:
     on_capacity: Callable[[Capacity], None] | None = None
 
     def __init__(self, lower: LowerBroker, spool: OutputSpool | None) -> None:
-        """`spool` takes the output of programs. Without one, its end goes with their results."""
+        """`spool` takes the output of programs. Without it, the end goes with their results."""
         self._lower = lower
         self._spool = spool
         #: Jobs without a result, with their output so far.
@@ -126,7 +138,7 @@ class ForwardRunner:
         self._calls.put((True, job))
 
     def stop(self, name: bytes, attempt: int) -> None:
-        """Forget a job. Its task at the lower broker goes on."""
+        """Forget a job. The task at the lower broker goes on."""
         self._jobs.pop((name, attempt), None)
 
     def cancel_ended(self, keys: Sequence[tuple[bytes, int]]) -> None:
@@ -263,7 +275,7 @@ class ForwardRunner:
         return calls
 
     def _submit_jobs(self, jobs: list[Job]) -> None:
-        """Submit jobs together. If one is refused, submit each by itself."""
+        """Submit jobs together. If any is refused, submit each by itself."""
         jobs = [job for job in jobs if not self._is_loop(job) and not self._needs_inputs(job)]
         if not jobs:
             return
@@ -390,3 +402,79 @@ def _outcome(future: AnyFuture[Any], endpoint: str) -> tuple[Outcome, bytes | No
     except Exception:  # noqa: BLE001, S110  # its value can't be decoded here, and need not be
         pass
     return Outcome.DONE, None
+
+
+#: Seconds between two attempts to reach the lower broker.
+RETRY_SECONDS: Final = 1.0
+
+
+def connect_lower(
+    broker: str, key: Path | None, label: str | None, upper: str, announce: Callable[[str], None]
+) -> LowerBroker:
+    """Connect to the lower broker. Waits until it answers."""
+    is_announced = False
+    while True:
+        try:
+            client = InternalClient(broker, key=key, connect_timeout=RETRY_SECONDS, report=announce)
+        except NoBroker:
+            if not is_announced:
+                announce(f"waiting for a broker at {broker}")
+            is_announced = True
+            time.sleep(RETRY_SECONDS)
+        else:
+            given = label is not None
+            return LowerBroker(client, label or upper_label(upper), is_label_given=given)
+
+
+def serve(  # noqa: PLR0913  # the last arguments are named
+    endpoint: str,
+    settings: WorkerSettings,
+    lower: LowerBroker,
+    announce: Callable[[str], None],
+    *,
+    slots: int | None = None,
+    key: PeerKey | None = None,
+    until_eof: bool = False,
+) -> None:
+    """Take tasks from the broker at `endpoint` and run them at the lower broker, until a
+    signal.
+
+    Follows the slots and resources of the lower broker's workers. `slots` are fixed.
+    """
+    with closing(lower), Host(until_eof=until_eof) as host:
+        spool = OutputSpool(host.clock.monotonic_ns)
+        runner = host.add_resource(ForwardRunner(lower, spool))
+        wire = host.add_socket(sockets.connect(endpoint, key, counts=True))
+        channel = Channel(wire, host.clock)
+        loop = NativeWorkerLoop(settings, channel, runner, host.clock, spool=spool)
+        loop.on_ended = runner.cancel_ended
+        runner.on_capacity = lambda one: loop.set_capacity(slots or one.slots, one.resources)
+        worker = SocketWorker(loop, channel, runner, announce)
+        worker.wire, worker.host = wire, host
+        host.run(worker)
+
+
+def serve_wmp(  # noqa: PLR0913  # the last arguments are named
+    managers: Sequence[str],
+    settings: WorkerSettings,
+    lower: LowerBroker,
+    announce: Callable[[str], None],
+    *,
+    slots: int | None = None,
+    keys: Sequence[PeerKey | None] = (),
+    until_eof: bool = False,
+) -> None:
+    """Take tasks from WMP managers and run them at the lower broker, until a signal.
+
+    Follows the slots of the lower broker's workers. `slots` are fixed.
+    """
+    with closing(lower), Host(until_eof=until_eof) as host:
+        runner = host.add_resource(ForwardRunner(lower, None))
+        pairs = zip_longest(managers, keys)
+        wires = [host.add_socket(sockets.connect(*pair)) for pair in pairs]
+        names = [upper_label(one) for one in managers]
+        loop = WmpWorkerLoop(settings, wires, runner, host.clock, names=names)
+        loop.on_ended = runner.cancel_ended
+        if slots is None:
+            runner.on_capacity = lambda one: loop.set_slots(one.slots)
+        host.run(WmpWorker(loop, wires, runner, shown(settings.name), announce))

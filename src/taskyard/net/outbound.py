@@ -3,7 +3,7 @@
 ZeroMQ limits a queue by messages, not bytes, and does not report its size. But it frees a message
 once the kernel has taken its bytes. So now and then a message is sent without a copy, as a mark:
 when ZeroMQ has freed it, everything before it was taken, too. Messages that a socket does not
-accept are kept here and sent again.
+accept are kept here and sent again. `SendQueue` does that for the one socket of a plain worker.
 
 Owns how many bytes may be queued or kept for one peer and for all. Does not look at the messages.
 """
@@ -21,6 +21,7 @@ from taskyard.core.limits import SECOND_NS
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from taskyard.net.protocols import Transport
     from taskyard.net.zmq_socket import ZmqSocket
 
 #: Shorter messages are not counted: the limit of messages per queue bounds them to 4 MiB.
@@ -156,3 +157,30 @@ class Outbound:
         marks = known.marks
         while marks and marks[0][0].done:
             self.bytes_all -= marks.popleft()[1]
+
+
+#: How soon to try a message again that could not be sent.
+RESEND_NS: Final = SECOND_NS // 10
+
+
+class SendQueue:
+    """Sends messages over one transport, and keeps messages that it can't send yet."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._unsent: list[Sequence[bytes]] = []
+
+    @property
+    def is_blocked(self) -> bool:
+        """Return whether a message waits. Try `flush` again after `RESEND_NS`."""
+        return bool(self._unsent)
+
+    def send(self, frames: Sequence[bytes]) -> None:
+        """Send a message after the messages that wait."""
+        self._unsent.append(frames)
+        self.flush()
+
+    def flush(self) -> None:
+        """Send messages that wait, as far as possible."""
+        while self._unsent and self._transport.send(self._unsent[0]):
+            del self._unsent[0]

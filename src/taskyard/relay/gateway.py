@@ -12,27 +12,24 @@ gateway sends a probe. If that comes back, the gateway forwards nothing for some
 
 from __future__ import annotations
 
-import logging
 import secrets
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Final, Protocol
 
 from msgspec import Struct
 
 from taskyard.core.limits import SECOND_NS
-from taskyard.net.host import CountLog
+from taskyard.net.protocols import PeerTransport, Transport
 from taskyard.wire.dialect import PROBE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from taskyard.net.protocols import MonotonicClock
-
-logger = logging.getLogger("taskyard.relay")
 
 #: Peers of one listener. Each takes up to six descriptors, and polling takes 1 µs a peer.
 PEERS_MAX: Final = 1_000
 
-#: Messages forwarded from one socket before the next one is read.
+#: Messages forwarded from one socket before the next is read.
 MESSAGES_PER_TURN: Final = 64
 
 #: How often to check for connections that have ended.
@@ -69,7 +66,7 @@ CUT_TEXT: Final = "peers disconnected that did not read, or whose broker did not
 Connection = tuple[int, int]
 
 
-class Listener(Protocol):
+class Listener(Transport, Protocol):
     """The side of the peers: `net.sockets.PeerListener`."""
 
     endpoint: str
@@ -78,57 +75,46 @@ class Listener(Protocol):
     #: The connection of the last message.
     connection: Connection
 
-    def receive(self) -> list[bytes] | None: ...
-
-    def send(self, frames: Sequence[bytes]) -> bool: ...
-
     def is_open(self, connection: Connection) -> bool: ...
 
     def cut(self, connection: Connection) -> None: ...
 
 
-class Upstream(Protocol):
-    """A connection to the broker: `net.zmq_socket.ZmqSocket`."""
-
-    def receive(self) -> list[bytes] | None: ...
-
-    def send(self, frames: Sequence[bytes]) -> bool: ...
-
-    def connections(self) -> int: ...
+class Upstream(PeerTransport, Protocol):
+    """A connection to the broker: `relay.process.BoundedSocket`."""
 
     def is_connected(self) -> bool: ...
 
-    def send_after_close(self, wait_ms: int) -> None: ...
+    def is_congested(self) -> bool: ...
 
     def check_accepted(self, unanswered_ns: int) -> None: ...
 
+    def send_after_close(self, wait_ms: int) -> None: ...
 
-AnyUpstream = TypeVar("AnyUpstream", bound=Upstream)
+    def close(self) -> None: ...
 
 
-class Connector(Protocol[AnyUpstream]):
-    """Opens and closes connections to the broker."""
+class Connector(Protocol):
+    """Opens connections to the broker."""
 
     #: Whether a connection above has the routing id of its peer, which the dialect uses as a name.
     is_named: bool
-    #: The frames on top of each message above: the broker's address, where the socket needs one.
+    #: The frames on top of each message above: the broker's address, where the socket needs that.
     address: tuple[bytes, ...]
 
-    def open(self, route: bytes) -> AnyUpstream: ...
+    def open(self, route: bytes) -> Upstream: ...
 
-    def close(self, upstream: AnyUpstream) -> None: ...
-
-    def ready(self) -> Iterable[AnyUpstream]:
+    def ready(self) -> Iterable[Upstream]:
         """Return the connections with messages."""
 
 
-class Link(Struct, Generic[AnyUpstream], eq=False):
+class Link(Struct, eq=False):
     """A peer, and its connection to the broker."""
 
     route: bytes
     connection: Connection
-    upstream: AnyUpstream
-    #: The connections of `upstream` so far, as of the last check. More than one: it was renewed.
+    upstream: Upstream
+    #: The connections of `upstream` so far, as of the last check. From two on it was renewed.
     connections: int = 0
     #: When the peer's last message was sent.
     sent_ns: int = 0
@@ -137,22 +123,26 @@ class Link(Struct, Generic[AnyUpstream], eq=False):
     is_answered: bool = False
 
 
-class Gateway(Generic[AnyUpstream]):
+class Gateway:
     """The links of one listener."""
 
-    def __init__(
-        self, below: Listener, connector: Connector[AnyUpstream], clock: MonotonicClock
-    ) -> None:
+    counts: ClassVar[Mapping[str, str]] = {
+        "refused": REFUSED_TEXT,
+        "cut": CUT_TEXT,
+        "loops": LOOP_TEXT,
+    }
+
+    def __init__(self, below: Listener, connector: Connector, clock: MonotonicClock) -> None:
         self._below = below
         self._connector = connector
         self._clock = clock
-        self._links: dict[bytes, Link[AnyUpstream]] = {}
-        self._by_upstream: dict[int, Link[AnyUpstream]] = {}
+        self._links: dict[bytes, Link] = {}
+        self._by_upstream: dict[int, Link] = {}
         self._check_at_ns = clock.monotonic_ns() + CHECK_NS
         #: Connections that were opened since the last check, unless one got a reply.
         self._opened = 0
         self._token = secrets.token_bytes(16)
-        self._probe: AnyUpstream | None = None
+        self._probe: Upstream | None = None
         #: Until when nothing is forwarded.
         self._closed_until_ns = 0
         #: Probes that came back.
@@ -199,7 +189,7 @@ class Gateway(Generic[AnyUpstream]):
                 self._send_up(link, frames[1:])
         return True
 
-    def _link(self, route: bytes, connection: Connection) -> Link[AnyUpstream] | None:
+    def _link(self, route: bytes, connection: Connection) -> Link | None:
         """Return the link of a peer, a new one if need be. None: there are too many."""
         link = self._links.get(route)
         if link is not None and not self._is_another(link, connection):
@@ -230,19 +220,19 @@ class Gateway(Generic[AnyUpstream]):
 
     def _end_probe(self) -> None:
         if self._probe is not None:
-            self._connector.close(self._probe)
+            self._probe.close()
             self._probe = None
 
-    def _is_another(self, link: Link[AnyUpstream], connection: Connection) -> bool:
-        """Return whether a peer's connection is another one than the link has, and the broker would
-        not notice that. One that is not connected to the broker will notice."""
+    def _is_another(self, link: Link, connection: Connection) -> bool:
+        """Return whether a peer's connection is not that of the link, and the broker would not
+        notice that. A link that is not connected to the broker will show it."""
         is_closed = not connection[1]  # a message that was read after its connection ended
         if is_closed or link.connection == connection:
             return False
         link.connection = connection
         return link.upstream.is_connected()
 
-    def _send_up(self, link: Link[AnyUpstream], frames: Sequence[bytes]) -> None:
+    def _send_up(self, link: Link, frames: Sequence[bytes]) -> None:
         now_ns = self._clock.monotonic_ns()
         link.sent_ns = now_ns
         if not link.is_answered and not link.unanswered_ns:
@@ -251,8 +241,8 @@ class Gateway(Generic[AnyUpstream]):
             self.cut += 1
             self._drop(link)
 
-    def _down(self, link: Link[AnyUpstream]) -> None:
-        """Forward replies. Those of a renewed connection are not for this peer."""
+    def _down(self, link: Link) -> None:
+        """Forward replies. On a renewed connection they are not for this peer."""
         skipped = len(self._connector.address)
         for _ in range(MESSAGES_PER_TURN):
             frames = link.upstream.receive()
@@ -264,7 +254,7 @@ class Gateway(Generic[AnyUpstream]):
                 self._drop(link)
                 return
 
-    def _is_renewed(self, link: Link[AnyUpstream]) -> bool:
+    def _is_renewed(self, link: Link) -> bool:
         """Disconnect the peer of a renewed connection, and return whether that was so."""
         connections = link.upstream.connections()
         is_renewed = connections > max(1, link.connections)
@@ -275,14 +265,14 @@ class Gateway(Generic[AnyUpstream]):
                 self._close(link)
         return is_renewed
 
-    def _drop(self, link: Link[AnyUpstream]) -> None:
+    def _drop(self, link: Link) -> None:
         """Disconnect both sides."""
         self._below.cut(link.connection)
         self._close(link)
 
-    def _close(self, link: Link[AnyUpstream]) -> None:
+    def _close(self, link: Link) -> None:
         del self._links[link.route], self._by_upstream[id(link.upstream)]
-        self._connector.close(link.upstream)
+        link.upstream.close()
 
     def _check(self) -> None:
         """Close links of peers that have left. Raise `Refused` if the broker refuses the key."""
@@ -297,7 +287,7 @@ class Gateway(Generic[AnyUpstream]):
             if not self._is_renewed(link):
                 self._check_link(link, now_ns)
 
-    def _check_link(self, link: Link[AnyUpstream], now_ns: int) -> None:
+    def _check_link(self, link: Link, now_ns: int) -> None:
         if not self._below.is_open(link.connection):
             # Once connected, ZeroMQ has sent everything.
             if link.connections or now_ns - link.sent_ns > UNSENT_NS_MAX:
@@ -315,44 +305,3 @@ class Gateway(Generic[AnyUpstream]):
         self._end_probe()
         for link in [*self._links.values()]:
             self._close(link)
-
-
-class GatewayProgram:
-    """The gateways of a dialect, as the host drives them."""
-
-    def __init__(self, gateways: Sequence[Gateway[Any]], clock: MonotonicClock) -> None:
-        self._gateways = gateways
-        self.has_exited = False
-
-        def total(count: Callable[[Gateway[Any]], int]) -> Callable[[], int]:
-            return lambda: sum(map(count, gateways))
-
-        self._logs = (
-            CountLog(total(lambda one: one.refused), clock, logger, REFUSED_TEXT),
-            CountLog(total(lambda one: one.cut), clock, logger, CUT_TEXT),
-            CountLog(total(lambda one: one.loops), clock, logger, LOOP_TEXT),
-        )
-
-    def turn(self) -> bool:
-        more = max(one.turn() for one in self._gateways)
-        for log in self._logs:
-            log.log_if_due()
-        return more
-
-    @property
-    def endpoint(self) -> str:
-        return ",".join(one.endpoint for one in self._gateways)
-
-    def summary(self) -> str:
-        """Return the counts for the log."""
-        peers = sum(one.peers for one in self._gateways)
-        refused = sum(one.refused for one in self._gateways)
-        return f"peers {peers}, refused {refused}"
-
-    def wake_at_ns(self) -> int | None:
-        times_ns = [one.wake_at_ns() for one in self._gateways]
-        return min((time_ns for time_ns in times_ns if time_ns is not None), default=None)
-
-    def shut_down(self) -> None:
-        """Exit at once. Peers reconnect to the next relay."""
-        self.has_exited = True

@@ -1,32 +1,197 @@
 """The native relay: a listener below, one connection above, and the condenser between them.
 
-If the connection above is renewed, requests or replies may be lost. Then the relay disconnects its
-peers, which reconnect and send their requests again, as they would without a relay. While there is
-no connection, or the broker does not read, it reads nothing, so messages wait at the peers. Takes
-its sockets and clock as arguments.
+Messages of all peers that arrive together go up as one message, and one message from above has many
+replies. If the connection above is renewed, requests or replies may be lost. Then the relay
+disconnects its peers, which send their requests again, as they would without a relay. While the
+broker does not read, the relay reads nothing, so messages wait at the peers. Takes its sockets and
+clock as arguments. Opposite: `wire.native.relays`.
 """
 
 from __future__ import annotations
 
-import logging
 from collections import deque
-from typing import TYPE_CHECKING, Final, Protocol
+from itertools import count
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.model import Refusal
-from taskyard.errors import Refused
-from taskyard.net.host import CountLog
+from taskyard.core.model import Refusal, shown
+from taskyard.errors import Malformed, Refused
 from taskyard.net.options import FRAME_BYTES_MAX
-from taskyard.relay.condenser import Condenser
-from taskyard.wire.native.relays import DEPTH_MAX, PEERS_MAX
+from taskyard.wire import dwork_pb2 as pb
+from taskyard.wire.native import development
+from taskyard.wire.native.counts import RELAYED_MAX
+from taskyard.wire.native.frames import parse
+from taskyard.wire.native.relays import BUNDLE_BYTES_MAX, DEPTH_MAX, PEERS_MAX, bundles
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from taskyard.net.protocols import MonotonicClock
-    from taskyard.relay.gateway import Connection, Listener
+    from taskyard.relay.gateway import Connection, Listener, Upstream
 
-logger = logging.getLogger("taskyard.relay")
+_Q: Final = pb.QueryMsg
+
+_FORBIDDEN: Final = Refusal.FORBIDDEN.value.encode()
+
+#: How long a heartbeat waits for other messages at most. A peer pings its broker after half a
+#: second without a reply.
+HEARTBEAT_DELAY_NS: Final = SECOND_NS // 5
+
+#: A QueryMsg of type Heartbeat begins with these bytes, as all encoders write fields in order.
+_HEARTBEAT: Final = _Q(type=_Q.Heartbeat).SerializeToString()
+
+#: The same for a message of a relay.
+_RELAY: Final = _Q(type=_Q.Relay).SerializeToString()
+
+#: A message in an envelope begins before this byte.
+_HEAD_BYTES: Final = 16
+
+#: A peer's message, or the reply to it: an empty frame and a QueryMsg.
+_FRAMES: Final = 2
+
+#: A route below, and frames to send there.
+Delivery = tuple[bytes, list[bytes]]
+
+
+class Condenser:
+    """The peers of one relay."""
+
+    def __init__(self) -> None:
+        #: The number of each peer by its route, and the opposite.
+        self._peers: dict[bytes, int] = {}
+        self._routes: dict[int, bytes] = {}
+        # Numbers are not used again, so late replies never reach another peer.
+        self._numbers = count(1)
+        #: Messages to send, whether some can't wait, when they are sent otherwise, and peers that
+        #: have left.
+        self._envelopes: list[bytes] = []
+        self._is_urgent = False
+        self._due_ns = 0
+        self._envelope_bytes = 0
+        self._gone: list[int] = []
+        #: Messages from above that are no replies to a relay.
+        self.malformed = 0
+        #: Messages that have passed too many relays.
+        self.looped = 0
+        #: Why the broker refuses the relay's key. Empty: it does not.
+        self.refusal = ""
+
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    # Messages of peers.
+
+    def up(self, route: bytes, frames: Sequence[bytes], now_ns: int) -> None:
+        """Take a message of a peer. `take` returns it to be sent.
+
+        Drops a message that has passed `DEPTH_MAX` relays. Between relays in a loop it would
+        circulate for ever, and a broker would refuse it.
+        """
+        if frames[-1].startswith(_RELAY) and _is_deep(frames[-1], DEPTH_MAX):
+            self.looped += 1
+            return
+        number = self._peers.get(route)
+        if number is None:
+            number = self._peers[route] = next(self._numbers)
+            self._routes[number] = route
+        # The broker replies with an error to an empty message.
+        is_valid = len(frames) == _FRAMES and not frames[0]
+        message = frames[1] if is_valid else b""
+        self._is_urgent |= not message.startswith(_HEARTBEAT)
+        if not self._envelopes:
+            self._due_ns = now_ns + HEARTBEAT_DELAY_NS
+        envelope = pb.Envelope(peer=number, message=message).SerializeToString()
+        self._envelopes.append(envelope)
+        self._envelope_bytes += len(envelope)
+
+    def drop(self, route: bytes) -> None:
+        """Forget a peer that has disconnected."""
+        number = self._peers.pop(route, None)
+        if number is not None:
+            del self._routes[number]
+            self._gone.append(number)
+
+    def reset(self) -> None:
+        """Forget everything: the connection above was renewed, or the peers were cut."""
+        self._peers.clear()
+        self._routes.clear()
+        self._envelopes.clear()
+        self._envelope_bytes = 0
+        self._is_urgent = False
+        self._gone.clear()
+
+    # Messages to the broker.
+
+    def wake_at_ns(self, not_before_ns: int) -> int | None:
+        """Return when messages are to be sent, given the time until which they collect."""
+        if self._is_urgent or self._gone:
+            return not_before_ns
+        if self._envelopes:
+            return max(not_before_ns, self._due_ns)
+        return None
+
+    def is_due(self, now_ns: int, not_before_ns: int) -> bool:
+        """Return whether messages are to be sent now. Many bytes don't wait."""
+        wake_at_ns = self.wake_at_ns(not_before_ns)
+        return wake_at_ns is not None and (
+            wake_at_ns <= now_ns or self._envelope_bytes > BUNDLE_BYTES_MAX
+        )
+
+    def take(self, now_ns: int) -> Iterator[list[bytes]]:
+        """Return the messages to send above."""
+        if not self.is_due(now_ns, now_ns):
+            return
+        self._envelope_bytes = 0
+        self._is_urgent = False
+        gone, self._gone = self._gone[:RELAYED_MAX], self._gone[RELAYED_MAX:]
+        envelopes, self._envelopes = self._envelopes, []
+        for some in bundles(envelopes):
+            query = _Q(type=_Q.Relay, gone=gone, envelope=some)
+            yield [b"", query.SerializeToString()]
+            gone = []
+
+    # Messages from the broker.
+
+    def down(self, frames: Sequence[bytes]) -> list[Delivery]:
+        """Return the replies in a message from above. Raise `Refused` if the broker is of a
+        development version."""
+        try:
+            query = parse(_Q, frames[-1])
+            envelopes = [parse(pb.Envelope, raw) for raw in query.envelope]
+        except Malformed:
+            development.check_reply(frames[-1])
+            self.malformed += 1
+            return []
+        if query.type != _Q.Relay:
+            development.check_reply(frames[-1])
+            self._note_refusal(query)
+            return []
+        return [
+            (self._routes[one.peer], [b"", one.message])
+            for one in envelopes
+            if one.peer in self._routes
+        ]
+
+    def _note_refusal(self, query: pb.QueryMsg) -> None:
+        """Keep the reason if the broker refuses the relay's key. It may refuse other messages."""
+        self.malformed += 1
+        if query.type == _Q.Error and query.code == _FORBIDDEN:
+            self.refusal = shown(query.reason)
+
+
+def _is_deep(message: bytes, depth: int) -> bool:
+    """Return whether a relay's message has passed this many relays or more."""
+    if depth == 1:
+        return True
+    try:
+        query = parse(_Q, message)
+        # An envelope is decoded only if its message may be of a relay.
+        found = [parse(pb.Envelope, raw) for raw in query.envelope if _RELAY in raw[:_HEAD_BYTES]]
+    except Malformed:
+        return False  # the broker replies with an error
+    inner = (one.message for one in found if one.message.startswith(_RELAY))
+    return any(_is_deep(one, depth - 1) for one in inner)
+
 
 #: Messages and bytes received from one side in a turn. They share a message above.
 MESSAGES_PER_TURN: Final = 256
@@ -40,8 +205,8 @@ RETRY_NS: Final = SECOND_NS // 50
 CHECKED_PEERS: Final = 200
 CHECKED_SHARE: Final = 10
 
-#: The shortest interval of messages above while peers send more than this many within it. So those
-#: of many peers collect. The requests of few peers don't: each would wait for its timer.
+#: The shortest interval of messages above while peers send more than this many within it. So the
+#: messages of many peers collect. Requests of few peers don't: each would wait for its timer.
 SEND_NS: Final = SECOND_NS // 200
 MESSAGES_AT_ONCE: Final = 4
 
@@ -60,22 +225,15 @@ LOOP_TEXT: Final = (
 MALFORMED_TEXT: Final = "messages of the broker that are no replies: %d new, %d since the start"
 
 
-class Upstream(Protocol):
-    """The connection to the broker: `net.zmq_socket.CountingSocket`."""
-
-    def receive(self) -> list[bytes] | None: ...
-
-    def send(self, frames: Sequence[bytes]) -> bool: ...
-
-    def connections(self) -> int: ...
-
-    def is_connected(self) -> bool: ...
-
-    def is_congested(self) -> bool: ...
-
-
 class NativeRelay:
-    """One relay, as the host drives it."""
+    """The native relay, between a listener and one connection."""
+
+    counts: ClassVar[Mapping[str, str]] = {
+        "refused": REFUSED_TEXT,
+        "cut": CUT_TEXT,
+        "looped": LOOP_TEXT,
+        "malformed": MALFORMED_TEXT,
+    }
 
     def __init__(
         self,
@@ -95,7 +253,7 @@ class NativeRelay:
         #: Peers to check before all are checked again.
         self._unchecked: list[bytes] = []
         self._connections_above = 0
-        #: Messages that the broker has no room for, and when the last one was sent.
+        #: Messages that the broker has no room for, and when a message was last sent.
         self._unsent: deque[list[bytes]] = deque()
         self._sent_ns = 0
         #: When the latest messages of peers were received, one more than are sent at once.
@@ -103,16 +261,9 @@ class NativeRelay:
         self._check_at_ns = clock.monotonic_ns()
         #: Whether the broker reads.
         self._has_room = True
-        self.has_exited = False
         #: Peers that were disconnected: beyond a limit, or because they did not read.
         self.refused = 0
         self.cut = 0
-        self._logs = (
-            CountLog(lambda: self.refused, clock, logger, REFUSED_TEXT),
-            CountLog(lambda: self.cut, clock, logger, CUT_TEXT),
-            CountLog(lambda: self._condenser.looped, clock, logger, LOOP_TEXT),
-            CountLog(lambda: self._condenser.malformed, clock, logger, MALFORMED_TEXT),
-        )
 
     @property
     def endpoint(self) -> str:
@@ -122,13 +273,13 @@ class NativeRelay:
     def peers(self) -> int:
         return len(self._condenser)
 
-    def summary(self) -> str:
-        """Return the counts for the log."""
-        return f"peers {self.peers}, refused {self.refused}, cut {self.cut}"
+    @property
+    def looped(self) -> int:
+        return self._condenser.looped
 
-    def shut_down(self) -> None:
-        """Exit at once. Peers reconnect to the next relay."""
-        self.has_exited = True
+    @property
+    def malformed(self) -> int:
+        return self._condenser.malformed
 
     def turn(self) -> bool:
         """Forward some messages from each side. Return whether there may be more."""
@@ -144,8 +295,6 @@ class NativeRelay:
             self._check_peers(now_ns)
         if self._above.is_connected():
             self._send_up(now_ns)
-        for log in self._logs:
-            log.log_if_due()
         return more
 
     def wake_at_ns(self) -> int | None:
@@ -229,7 +378,7 @@ class NativeRelay:
         self._condenser.drop(route)
 
     def _check_peers(self, now_ns: int) -> None:
-        """Forget peers that have left. Checks some of them, the others in later turns."""
+        """Forget peers that have left. Checks some of them in each turn."""
         self._check_at_ns = now_ns + CHECK_NS
         if not self._unchecked:
             self._unchecked = [*self._connections]

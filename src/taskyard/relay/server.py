@@ -7,25 +7,21 @@ at once.
 
 from __future__ import annotations
 
-import logging
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from taskyard.errors import Malformed
-from taskyard.net.host import CountLog
-from taskyard.net.protocols import Transport
 from taskyard.wire.wmp import frames as wmp
 from taskyard.wire.wmp.frames import Side
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from msgspec import Raw
 
-    from taskyard.net.protocols import MonotonicClock
+    from taskyard.net.protocols import Transport
+    from taskyard.relay.gateway import Connection, Listener
 
-logger = logging.getLogger("taskyard.relay")
-
-#: Messages forwarded from one socket before the next one is read.
+#: Messages forwarded from one socket before the next is read.
 MESSAGES_PER_TURN: Final = 64
 
 #: Log lines with the number of new drops and the total.
@@ -36,7 +32,7 @@ MALFORMED_TEXT: Final = "messages malformed or with too long a path: %d new, %d 
 _ASSIGNED: Final = b"\0"
 _INODE_BYTES: Final = 8
 
-#: Sent to all managers. Those that are not concerned ignore it.
+#: Sent to all managers. Some of them ignore it.
 _TO_ALL: Final = (wmp.READY, wmp.BYE)
 
 
@@ -111,14 +107,7 @@ def _with_headers(frames: Sequence[bytes], at: int, values: dict[str, Raw]) -> l
     return [*frames[:headers], wmp.encode_raw_headers(values), *frames[headers + 1 :]]
 
 
-class Listener(Transport, Protocol):
-    """The side of the peers: `net.sockets.PeerListener`."""
-
-    #: The connection of the last message: its descriptor and the inode of its socket.
-    connection: tuple[int, int]
-
-
-def hop_of(route: bytes, connection: tuple[int, int]) -> bytes:
+def hop_of(route: bytes, connection: Connection) -> bytes:
     """Return the first hop of a path: the route, and for a peer that chose it the connection.
 
     So a new connection has a new path. ZeroMQ's own routes have a zero byte first, and are shorter.
@@ -135,7 +124,12 @@ def route_of(hop: bytes) -> bytes:
 
 
 class Relay:
-    """One listener below, any number of sockets above."""
+    """A listener below, any number of sockets above."""
+
+    counts: ClassVar[Mapping[str, str]] = {
+        "undelivered": UNDELIVERED_TEXT,
+        "malformed": MALFORMED_TEXT,
+    }
 
     def __init__(self, below: Listener, above: Sequence[Transport]) -> None:
         self._below = below
@@ -145,8 +139,16 @@ class Relay:
         self.undelivered = 0
 
     @property
+    def endpoint(self) -> str:
+        return self._below.endpoint
+
+    @property
     def malformed(self) -> int:
         return self._forwarder.malformed
+
+    def wake_at_ns(self) -> int | None:
+        """Return None: it only waits for messages."""
+        return None
 
     def turn(self) -> bool:
         """Forward some messages from each side. Returns whether there may be more."""
@@ -175,36 +177,3 @@ class Relay:
                 message[0] = route_of(message[0])
                 self.undelivered += not self._below.send(message)
         return True
-
-
-class LoggedRelay:
-    """A relay that logs dropped messages, as the host drives it."""
-
-    def __init__(self, relay: Relay, clock: MonotonicClock, endpoint: str) -> None:
-        self._relay = relay
-        #: Where it listens.
-        self.endpoint = endpoint
-        self.has_exited = False
-        self._logs = (
-            CountLog(lambda: relay.undelivered, clock, logger, UNDELIVERED_TEXT),
-            CountLog(lambda: relay.malformed, clock, logger, MALFORMED_TEXT),
-        )
-
-    def turn(self) -> bool:
-        more = self._relay.turn()
-        for log in self._logs:
-            log.log_if_due()
-        return more
-
-    def wake_at_ns(self) -> int | None:
-        """Return None: it only waits for messages."""
-        return None
-
-    def summary(self) -> str:
-        """Return the counts for the log."""
-        relay = self._relay
-        return f"undeliverable messages {relay.undelivered}, malformed {relay.malformed}"
-
-    def shut_down(self) -> None:
-        """Exit at once: the peers repeat messages in transit."""
-        self.has_exited = True

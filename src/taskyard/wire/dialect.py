@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, runtime_checkable
 from msgspec import Struct
 
 from taskyard.core.blobs import Blob, truncated_result_reason
+from taskyard.core.events import SubmitRequested
 from taskyard.core.limits import PAYLOAD_BYTES_MAX
-from taskyard.core.model import Terms
+from taskyard.core.model import Submission, Terms
+from taskyard.core.states import CANCELLED, DONE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence, Sized
+    from collections.abc import Callable, Iterator, Sequence, Sized
 
     from taskyard.core.effects import Effect, Settled
     from taskyard.core.events import Event
@@ -92,13 +94,13 @@ class TaskDefaults(Struct, frozen=True):
 
 
 class Dialect(Protocol):
-    """One wire protocol, with the state that it keeps of its peers."""
+    """A wire protocol, with the state that it keeps of its peers."""
 
     #: The prefix of its workers' names. Empty where workers choose their names.
     prefix: bytes
 
-    #: Its deadlines. The kind of each is called with the time and the key, and returns events. A
-    #: router joins those of all dialects.
+    #: The deadlines. The kind of each is called with the time and the key, and returns events. A
+    #: router joins the heaps of all dialects.
     timers: TimerHeap
 
     def receive(
@@ -115,7 +117,7 @@ class Dialect(Protocol):
     def reply(self, effect: Effect) -> Sequence[Reply]: ...
 
     def disconnected(self, route: bytes) -> Sequence[Event]:
-        """Note that a route can't be reached. Its peer may reconnect."""
+        """Note that a route can't be reached. The peer may reconnect."""
         ...
 
     def cut(self, route: bytes) -> Sequence[Event]:
@@ -123,9 +125,9 @@ class Dialect(Protocol):
         ...
 
     def reconnected(self, route: bytes, now_ns: int) -> Sequence[Event]:
-        """Note that the next message of a route comes by a new connection. Messages on the old one
-        may be lost, in both directions. Only of peers that choose their routing id: ZeroMQ assigns
-        each new connection another one."""
+        """Note that the next message of a route comes by a new connection. Messages on the former
+        connection may be lost, in both directions. Only of peers that choose their routing id:
+        ZeroMQ assigns each new connection another id."""
         ...
 
 
@@ -163,14 +165,39 @@ def request_numbers(dialect: int) -> Iterator[int]:
     return count(DIALECTS_MAX + dialect, DIALECTS_MAX)
 
 
+class ClientTasks:
+    """Makes tasks of the messages of a dialect's clients. The request of each gets the result."""
+
+    def __init__(
+        self, dialect: bytes, defaults: TaskDefaults, random_bits: Callable[[], int]
+    ) -> None:
+        self._terms = defaults.terms(dialect)
+        self._lanes = defaults.lanes(1)
+        # Distinguishes the tasks of this process from those of earlier processes.
+        token = b"%08x%08x" % (random_bits() % (1 << 32), random_bits() % (1 << 32))
+        self._name = b"%s-%s-%%d" % (dialect, token)
+
+    def submit(
+        self, route: bytes, number: int, payload: bytes, envelopes: list[bytes] | None = None
+    ) -> SubmitRequested:
+        """Return the event that submits a message. `number` is that of its request."""
+        names, terms = [self._name % number], [self._terms]
+        submission = Submission(names, [payload], terms, lanes=self._lanes, envelopes=envelopes)
+        return SubmitRequested(0, route, submission, number, watch=True)
+
+
 def text_and_problem(reply: Settled) -> tuple[bytes, bytes | None]:
-    """Return the text of a reply about one task, and why its result can't be sent. None: it can."""
-    content = reply.texts[0] or b""
+    """Return the text of a reply about one task, and why there is no result to send. None: there
+    is a result."""
+    state, content = reply.states[0], reply.texts[0] or b""
+    text = content.ends if isinstance(content, Blob) else content
+    if state is not DONE:
+        return text, text or (b"it was cancelled" if state is CANCELLED else b"it failed")
     if not isinstance(content, Blob):
-        return content, None
+        return text, None
     if not content.digest:
-        return content.ends, truncated_result_reason(content)
-    return content.ends, b"result too long: %d of at most %d bytes (see `taskyard log %s`)" % (
+        return text, truncated_result_reason(content)
+    return text, b"result too long: %d of at most %d bytes (see `taskyard log %s`)" % (
         content.length,
         PAYLOAD_BYTES_MAX,
         reply.names[0],

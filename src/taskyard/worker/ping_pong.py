@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from taskyard.core.model import shown
 from taskyard.net import sockets
 from taskyard.net.host import Host
-from taskyard.net.round_robin import RESEND_NS, SendQueue
+from taskyard.net.outbound import RESEND_NS, SendQueue
 from taskyard.wire.ping_pong import peer as ping_pong_peer
 from taskyard.worker.jobs import Job
 from taskyard.worker.native_process import Announcer
@@ -42,7 +42,7 @@ class SocketFactory(Protocol):
 
 
 class PingPongWorkerLoop:
-    """One worker. Takes its sockets, runner and clock as arguments."""
+    """A worker. Takes its sockets, runner and clock as arguments."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class PingPongWorkerLoop:
         return self.worker.unanswered_ns(self._clock.monotonic_ns())
 
     def shut_down(self) -> None:
-        """Take no more jobs, and exit after the current one."""
+        """Take no more jobs, and exit after the current job."""
         self.worker.stopping = True
 
     def stop_running(self) -> None:
@@ -83,12 +83,8 @@ class PingPongWorkerLoop:
         while not worker.has_exited and (frames := self._wire.receive()) is not None:
             self._run_actions(worker.take(frames, clock.monotonic_ns()))
         for done in self._runner.turn():
-            self._run_actions(
-                worker.done(
-                    *(done.job.name, done.outcome, done.content),
-                    clock.monotonic_ns(),
-                )
-            )
+            name, now_ns = done.job.name, clock.monotonic_ns()
+            self._run_actions(worker.done(name, done.outcome, done.content, now_ns))
         if not worker.has_exited:
             self._outgoing.flush()
             self._run_actions(worker.time_passed(clock.monotonic_ns()))
@@ -142,8 +138,8 @@ class PolledSockets:
             self._poller.remove(wire)
             wire.close()
 
-    def place(self) -> str:
-        """Return the place of the broker. Empty: it is at one of several, and not connected."""
+    def address(self) -> str:
+        """Return the address of the broker, or nothing while none of several is connected."""
         return next((wire.address for wire in self._connections if wire.address), "")
 
     def check_accepted(self, unanswered_ns: int) -> None:
@@ -186,7 +182,7 @@ class PingPongGroup:
             self._endpoint,
             connected=any(one.worker.was_connected for one in connected),
             missing=not connected,
-            address=self._opened.place(),
+            address=self._opened.address(),
         )
         return False
 
@@ -208,7 +204,7 @@ class PingPongGroup:
         return [loop for loop in self._loops if not loop.has_exited]
 
 
-def serve(  # noqa: PLR0913  # the last ones are named
+def serve(  # noqa: PLR0913  # the last arguments are named
     endpoint: str,
     make_runner: Callable[[Clock], ProcessRunner],
     announce: Callable[[str], None],

@@ -1,9 +1,8 @@
-"""The round-robin worker program: workers in one process, and the commands of its prompt.
+"""The round-robin peers as programs: the loop around a peer, and the workers of one process.
 
-`RoundRobinProgram` holds the first worker and those that `bulk` starts, each with its own socket.
-All share the programs of installed commands. The command line reads commands and prints. The
-protocol is in `wire.round_robin.peer`.
-"""
+`RoundRobinProgram` holds the first worker and the workers that `bulk` starts, each with its own
+socket. All share the programs of installed commands. The command line reads commands and prints.
+The protocol is in `wire.round_robin.peer`."""
 
 from __future__ import annotations
 
@@ -15,19 +14,73 @@ from typing import TYPE_CHECKING, Final
 from taskyard.core.blobs import Blob
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
-from taskyard.net.round_robin import RoundRobinLoop
+from taskyard.net.outbound import RESEND_NS, SendQueue
 from taskyard.wire.round_robin.frames import DIALECT
-from taskyard.wire.round_robin.peer import BASIC, ERRORS, SLOTS, SUMMARIES, Run, Worker
+from taskyard.wire.round_robin.peer import BASIC, ERRORS, SLOTS, SUMMARIES, Print, Run, Send, Worker
 from taskyard.worker.jobs import RESULT_BYTES_MAX, Job
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from taskyard.net.host import Poller
     from taskyard.net.protocols import EndpointTransport, MonotonicClock
     from taskyard.net.zmq_socket import ZmqSocket
-    from taskyard.wire.round_robin.peer import Stop
+    from taskyard.wire.round_robin.peer import Action, Peer, Stop
     from taskyard.worker.jobs import JobResult, Runner
+
+
+class RoundRobinLoop:
+    """Carries out the actions of a peer. Takes its socket and clock as arguments."""
+
+    def __init__(
+        self,
+        peer: Peer,
+        wire: EndpointTransport,
+        clock: MonotonicClock,
+        print_line: Callable[[int, str], None],
+    ) -> None:
+        self._peer = peer
+        self._wire = wire
+        self._clock = clock
+        self._print = print_line
+        self._outgoing = SendQueue(wire)
+        self.run_actions(peer.taken())
+
+    def now_ns(self) -> int:
+        return self._clock.monotonic_ns()
+
+    def turn(self) -> None:
+        """Receive, handle and send. Never blocks."""
+        while (frames := self._wire.receive()) is not None:
+            self.run_actions(self._peer.take(frames, self.now_ns()))
+        self._outgoing.flush()
+        now_ns, due_ns = self.now_ns(), self._peer.connection_due_ns
+        if due_ns is not None and now_ns >= due_ns:
+            self.run_actions(self._peer.check_reconnected(now_ns, self._wire.connections()))
+        self.run_actions(self._peer.time_passed(now_ns, is_blocked=self._outgoing.is_blocked))
+
+    def wake_at_ns(self) -> int | None:
+        """Return when the next turn is due without input. None: never."""
+        due_ns = self._peer.wake_at_ns()
+        if not self._outgoing.is_blocked:
+            return due_ns
+        resend_ns = self.now_ns() + RESEND_NS
+        return resend_ns if due_ns is None else min(due_ns, resend_ns)
+
+    def run_actions(self, actions: Iterable[Action]) -> None:
+        """Send messages, print lines, and start or stop programs."""
+        for action in actions:
+            if isinstance(action, Send):
+                self._outgoing.send(action.frames)
+            elif isinstance(action, Print):
+                self._print(action.level, action.text)
+            else:
+                self.run_program(action)
+
+    def run_program(self, action: Run | Stop) -> None:
+        """Start or stop a program. A client has none."""
+        raise NotImplementedError
+
 
 #: Workers after `bulk`, including the first.
 BULK_WORKERS: Final = 10
@@ -37,7 +90,7 @@ class InstalledCommands:
     """The programs of installed commands, each with a runner, for all workers of a process.
 
     A program gets the payload of its message on stdin and never in its arguments, which a client
-    could use as options. Its stdout is the result.
+    could use as options. The stdout is the result.
     """
 
     def __init__(self, runners: Mapping[bytes, Runner]) -> None:
@@ -71,9 +124,9 @@ class InstalledCommands:
 
 
 class RoundRobinWorkerLoop(RoundRobinLoop):
-    """One worker, connected to one server."""
+    """A worker, connected to one server."""
 
-    def __init__(  # noqa: PLR0913  # the last ones are named
+    def __init__(  # noqa: PLR0913  # the last arguments are named
         self,
         wire: EndpointTransport,
         clock: MonotonicClock,
@@ -98,7 +151,7 @@ class RoundRobinWorkerLoop(RoundRobinLoop):
             self._commands.stop(self, action.number)
 
     def finish(self, number: int, done: JobResult) -> None:
-        """Send the result of a program. One that had to be cut is an error."""
+        """Send the result of a program. A result that had to be cut is an error."""
         failure = "" if done.outcome is Outcome.DONE else done.text.decode(errors="replace")
         if not failure and isinstance(done.content, Blob):
             failure = f"result of {done.content.length} bytes: limit is {RESULT_BYTES_MAX}"
@@ -116,7 +169,7 @@ class RoundRobinWorkerLoop(RoundRobinLoop):
 class RoundRobinProgram:
     """The first worker, the child workers, and the commands for them."""
 
-    def __init__(  # noqa: PLR0913  # the last ones are named
+    def __init__(  # noqa: PLR0913  # the last arguments are named
         self,
         open_socket: Callable[[str], ZmqSocket],
         poller: Poller,

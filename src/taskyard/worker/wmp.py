@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from taskyard.net.keys import PeerKey
     from taskyard.net.protocols import MonotonicClock, Transport
     from taskyard.net.zmq_socket import ZmqSocket
-    from taskyard.wire.wmp.managers import Route
+    from taskyard.wire.wmp.peer import Route
     from taskyard.worker.jobs import JobResult, Runner
     from taskyard.worker.settings import WorkerSettings
 
@@ -60,12 +60,12 @@ EXIT_LINGER_MS: Final = 500
 
 
 class WmpWorkerLoop:
-    """One worker. Takes its connections, runner and clock as arguments."""
+    """A worker. Takes its connections, runner and clock as arguments."""
 
     #: Called with running tasks that have ended at their managers, before they are stopped.
     on_ended: Callable[[Sequence[tuple[bytes, int]]], None] | None = None
 
-    def __init__(  # noqa: PLR0913  # the last ones are named
+    def __init__(  # noqa: PLR0913  # the last arguments are named
         self,
         settings: WorkerSettings,
         connections: Sequence[Transport],
@@ -77,7 +77,7 @@ class WmpWorkerLoop:
     ) -> None:
         """`new_output` returns the output of running tasks since its last call.
 
-        `names` are those of the connections, for managers that send no name.
+        `names` has a name for each connection, for managers that send none.
         """
         self._new_output = new_output
         self._connections = list(connections)
@@ -130,7 +130,7 @@ class WmpWorkerLoop:
         self._run_actions(self.worker.set_slots(slots, self._clock.monotonic_ns()))
 
     def shut_down(self) -> None:
-        """Take no more tasks, return those not started, and exit after the rest."""
+        """Take no more tasks, return unstarted tasks, and exit after running tasks."""
         self._run_actions(self.worker.leave(self._clock.monotonic_ns()))
         self._return_tasks(self._runner.unstarted())
 
@@ -185,7 +185,10 @@ class WmpWorkerLoop:
             else:
                 self._runner.start(
                     Job(
-                        *(action.name, action.attempt, action.service, action.payload),
+                        action.name,
+                        action.attempt,
+                        action.service,
+                        action.payload,
                         time_limit_ns=action.time_limit_ns,
                         slots=action.slots,
                         submitted_ns=action.submitted_ns,
@@ -283,7 +286,7 @@ class WmpWorker:
         self._waits_for_name = bool(held_by_other)
 
 
-def serve(  # noqa: PLR0913  # the last ones are named
+def serve(  # noqa: PLR0913  # the last arguments are named
     endpoints: Sequence[str],
     settings: WorkerSettings,
     allow: Sequence[str],
@@ -296,10 +299,9 @@ def serve(  # noqa: PLR0913  # the last ones are named
 ) -> None:
     """Work for managers until a signal, or until all of them have dismissed this worker.
 
-    `announce` takes lines for the user. `keys` are those of the endpoints. `command` runs tasks of
-    services without a payload format. Raises `NameLost` if a manager gave the name to another
-    process, and `Refused` if the key is refused.
-    """
+    `announce` takes lines for the user. `keys` has the key of each endpoint. `command` runs tasks
+    of services without a payload format. Raises `NameLost` if a manager gave the name to another
+    process, and `Refused` if the key is refused."""
     with Host(until_eof=until_eof) as host:
         runner = host.add_resource(
             ProcessRunner(

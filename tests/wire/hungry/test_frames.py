@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from taskyard.core.events import Outcome
 from taskyard.core.limits import PAYLOAD_BYTES_MAX, SECOND_NS
 from taskyard.errors import IllegalTransition
-from taskyard.wire.hungry import frames as hungry_frames
-from taskyard.wire.hungry.frames import (
+from taskyard.wire import hungry as hungry_frames
+from taskyard.wire.hungry import (
     AGENT_TRANSITIONS,
     LINE_BYTES_MAX,
     AgentCause,

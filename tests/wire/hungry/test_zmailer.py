@@ -7,15 +7,17 @@ import pytest
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.settings.keys import DEFAULTS, service_keys
-from taskyard.wire.hungry.frames import (
+from taskyard.wire.hungry import (
+    HUNGRY_LINES,
+    SESSIONS,
     AgentState,
     Comment,
     Hungry,
     MalformedLine,
     PassedOver,
     Report,
+    ZmailerSession,
 )
-from taskyard.wire.hungry.zmailer import HUNGRY_LINES, SESSIONS, ZmailerSession
 
 A, B, C = (b"mail/12/93", 1), (b"12/153", 2), (b"mail/12/213", 1)
 LINE = b"12\ta.example"

@@ -13,11 +13,10 @@ from taskyard.core.limits import CRASHES_MAX, PAYLOAD_BYTES_MAX, SECOND_NS
 from taskyard.core.records import Finished, Leased, Returned, WorkerLeft
 from taskyard.core.timer_heap import NEVER_NS
 from taskyard.wire.dialect import PROBE
-from taskyard.wire.ping_pong import backend as ping_pong_backend
+from taskyard.wire.ping_pong import server as ping_pong_backend
 from taskyard.wire.ping_pong import server as ping_pong_server
-from taskyard.wire.ping_pong.backend import FORGET_NS
 from taskyard.wire.ping_pong.frames import COUNT_DIGITS_MAX, Settings
-from taskyard.wire.ping_pong.server import make_server
+from taskyard.wire.ping_pong.server import FORGET_NS, make_server
 from tests.wire.ping_pong.kit import BACKEND, FRONTEND, W1, W2, W3, Harness
 from tests.wire.ping_pong.test_server import (
     DISCONNECT,

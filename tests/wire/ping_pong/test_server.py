@@ -18,7 +18,7 @@ from taskyard.core.limits import CRASHES_MAX, PAYLOAD_BYTES_MAX, SECOND_NS
 from taskyard.core.model import QueueOrder, Refusal, Submission, Terms, WorkerFacts
 from taskyard.core.records import Leased, LeaseExpired, StaleReport, WorkerLeft
 from taskyard.core.states import TaskState
-from taskyard.wire.ping_pong import backend as ping_pong_backend
+from taskyard.wire.ping_pong import server as ping_pong_backend
 from taskyard.wire.ping_pong.server import make_server
 from tests.wire.ping_pong.kit import BACKEND, FRONTEND, W1, W2, W3, Harness
 

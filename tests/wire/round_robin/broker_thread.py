@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from taskyard.core.ledger import Ledger
 from taskyard.core.limits import SECOND_NS
 from taskyard.net import endpoints, sockets
-from taskyard.wire.round_robin.server import Settings, make_server
+from taskyard.wire.round_robin.server import RoundRobin, Settings
 from tests.wire.broker_thread import BrokerThread, random_bits
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class Host(BrokerThread):
 
     def __init__(self, wires: list[ZmqSocket], settings: Settings, ledger: Ledger) -> None:
         self.native_endpoint, self.endpoint = (wire.endpoint for wire in wires)
-        self.dialect = make_server(1, random_bits, settings, socket_numbers=[1])
+        self.dialect = RoundRobin(1, random_bits, settings, socket_numbers=[1])
         super().__init__(wires, [self.dialect], ledger)
 
 

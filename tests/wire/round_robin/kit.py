@@ -15,7 +15,7 @@ from taskyard.core.scheduler import Scheduler
 from taskyard.journal.recovery import decode, encode
 from taskyard.wire.native import peer
 from taskyard.wire.native.server import NativeServer
-from taskyard.wire.round_robin.server import Settings, make_server
+from taskyard.wire.round_robin.server import RoundRobin, Settings
 from tests.kit.snapshots import reopened
 from tests.kit.timers import due_events
 
@@ -68,7 +68,7 @@ class Harness:
 
     def start(self, random_bits: int) -> None:
         """Create dialects without state, as at the start of a broker."""
-        self.dialect = make_server(1, lambda: random_bits, self._settings, socket_numbers=[1])
+        self.dialect = RoundRobin(1, lambda: random_bits, self._settings, socket_numbers=[1])
         self.board = DialectRouter([NativeServer(77, lambda: 0), self.dialect], [0, 1])
         self.handle([ClockSet(self.now_ns, WALL_NS), *due_events(self.board.timers, self.now_ns)])
 

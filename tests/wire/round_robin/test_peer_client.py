@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from taskyard.core.limits import SECOND_NS
-from taskyard.wire.round_robin.client import ANSWER_NS, WINDOW, Client
-from taskyard.wire.round_robin.peer import Print, Send
+from taskyard.wire.round_robin.peer import ANSWER_NS, WINDOW, Client, Print, Send
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -28,7 +28,7 @@ SRV, CLI = b"tcp://127.0.0.1:6714", b"tcp://127.0.0.1:6714:cli"
 LMQ = b"LMQv100"
 
 #: The header of a stream's message: state, packing, the length of the handle and the handle.
-HEADER = b"%sR\x08\x01\0\0\0\0\0\0\0"
+HEADER = b"%sR\x08" + bytes(8)
 
 
 def block(offset: int, length: int) -> bytes:

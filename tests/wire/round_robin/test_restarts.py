@@ -7,8 +7,8 @@ import pytest
 from taskyard.core import events
 from taskyard.core.model import Submission
 from taskyard.core.states import DONE, LEASED, READY
-from taskyard.wire.round_robin.leases import identity_of, name_of
-from taskyard.wire.round_robin.server import make_server
+from taskyard.wire.round_robin.server import RoundRobin
+from taskyard.wire.round_robin.workers import identity_of, name_of
 from tests.wire.round_robin.kit import C1, KEY, LMQ, SERVER, SRV, W1, W2, Harness, lmq
 
 # After a restart.
@@ -290,7 +290,7 @@ def test_messages_before_the_table_is_restored_are_handled_after_it() -> None:
     harness.register(W1, b"1")
     harness.send(C1, *lmq(4, b"m", KEY))
     harness.sent = []
-    harness.dialect = make_server(1, lambda: 9, socket_numbers=[1])
+    harness.dialect = RoundRobin(1, lambda: 9, socket_numbers=[1])
     harness.dialect.timers.join(harness.board.timers)
     harness.board._dialects[1] = harness.board._dialect_of_socket[1] = harness.dialect  # noqa: SLF001  # a restart
     harness.board._prefixes = [(harness.dialect.prefix, harness.dialect)]  # noqa: SLF001

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from taskyard.core import events
@@ -14,12 +12,9 @@ from taskyard.core.states import CANCELLED, DONE, FAILED, LEASED, READY
 from taskyard.core.timer_heap import NEVER_NS
 from taskyard.wire.round_robin import server as round_robin
 from taskyard.wire.round_robin.frames import envelop, parse
-from taskyard.wire.round_robin.server import Settings, make_server
+from taskyard.wire.round_robin.server import RoundRobin, Settings
 from tests.kit.timers import due_events
 from tests.wire.round_robin.kit import C1, C2, KEY, LMQ, NATIVE, SERVER, SRV, W1, W2, Harness, lmq
-
-if TYPE_CHECKING:
-    from taskyard.wire.round_robin.server import RoundRobin
 
 # The exchanges of the docs.
 
@@ -79,7 +74,7 @@ def test_events_of_the_exchanges() -> None:
 
 def started() -> RoundRobin:
     """Return a dialect without workers of a former process."""
-    dialect = make_server(1, lambda: 7)
+    dialect = RoundRobin(1, lambda: 7)
     assert due_events(dialect.timers, 0) == [events.HeldTasksRequested(0, b"", b"round-robin:", 65)]
     assert dialect.reply(HeldTasks(b"", 65, [])) == []
     assert dialect.timers.heap[0][0] == NEVER_NS

@@ -7,10 +7,9 @@ import zlib
 import pytest
 
 from taskyard.errors import Malformed
-from taskyard.wire.round_robin import streams
-from taskyard.wire.round_robin.client import ANSWER_NS
-from taskyard.wire.round_robin.streams import StreamReader, StreamWriter
-from tests.wire.round_robin.test_peer_client import LMQ, SRV, WRK
+from taskyard.wire.round_robin.frames import StreamReader, pack_stream
+from taskyard.wire.round_robin.peer import ANSWER_NS
+from tests.wire.round_robin.test_peer_client import SRV, WRK
 from tests.wire.round_robin.test_peer_client import Stage as ClientStage
 from tests.wire.round_robin.test_peer_worker import CLI, lmq
 from tests.wire.round_robin.test_peer_worker import Stage as WorkerStage
@@ -47,20 +46,14 @@ def test_golden_bytes_have_the_sizes_of_the_docs() -> None:
 
 def test_worker_packs_1024_bytes_in_one_block() -> None:
     data = bytes.fromhex("00000000 00040000") + b"\x01" * 1024
-    assert StreamWriter(HANDLE, 1024).next_message() == b"2R\x08" + HANDLE + data
+    assert pack_stream([b"\x0a", b"id", b"1024"]) == b"2R\x08" + bytes(8) + data
 
 
-@pytest.mark.parametrize("size", [0, 1, 1023, 1025, 8_100, 8_117, 8_118, 8_125, 8_126, 100_000])
-def test_messages_are_short_and_have_all_data(size: int) -> None:
-    writer, reader = StreamWriter(HANDLE, size), StreamReader(size)
-    messages = [writer.next_message()]
-    while not writer.is_finished:
-        messages.append(writer.next_message())
-    for message in messages:
-        reader.add(message)
-    assert max(map(len, messages)) <= 8192
-    assert [one[:1] for one in messages] == [b"0"] * (len(messages) - 1) + [b"2"]
-    assert reader.received == size
+@pytest.mark.parametrize("size", [0, 1, 1023, 1025, 100_000])
+def test_stream_of_any_size_is_one_message_with_all_data(size: int) -> None:
+    reader = StreamReader(size)
+    reader.add(pack_stream([b"\x0a", b"id", b"%d" % size]))
+    assert (reader.state, reader.received) == (b"2", size)
 
 
 def test_compressed_stream_is_one_over_all_messages() -> None:
@@ -116,63 +109,19 @@ def test_stream_without_data_does_not_go_on_for_ever() -> None:
 # The worker.
 
 
-def streaming(size: bytes = b"20000") -> tuple[WorkerStage, bytes]:
-    """Return a worker with an open stream, and its handle. Its slot is still taken."""
+def test_worker_answers_a_stream_in_one_message_and_frees_its_slot() -> None:
     stage = WorkerStage().registered()
-    (reply,) = stage.reply_to(*lmq(4, b"id", b"\x0a", b"STREAM_ID", size), CLI)
-    assert reply[:5] == [CLI, b"", LMQ, b"\x06", b"id"]
-    assert reply[5][:3] == b"0R\x08"
-    return stage, reply[5][3:11]
+    sent = stage.reply_to(*lmq(4, b"id", b"\x0a", b"STREAM_ID", b"20000"), CLI)
+    reader = StreamReader(20_000)
+    reader.add(sent[0][5])
+    assert sent == [[CLI, *lmq(6, b"id", sent[0][5])], lmq(3, b"3", INCREMENT)]
 
 
-def commands(sent: list[list[bytes]]) -> list[bytes]:
-    """Return the state of each stream message, and the key of other ones."""
-    return [frames[5][:1] if frames[0] == CLI else frames[4] for frames in sent]
-
-
-def test_long_stream_is_sent_in_parts_and_then_frees_its_slot() -> None:
-    stage, handle = streaming()
-    assert commands(stage.reply_to(*lmq(4, b"2", *more(handle)), CLI)) == [b"0"]
-    assert commands(stage.reply_to(*lmq(4, b"3", *more(handle)), CLI)) == [b"2", INCREMENT]
-    assert stage.worker.messages == 1
-    assert stage.reply_to(*lmq(4, b"4", *more(handle)), CLI) == [
-        [CLI, *lmq(6, b"4", b"ERROR mqs_more: unknown stream")]
-    ]
-
-
-@pytest.mark.parametrize("mode", [b"1", b"", b"00"])
-def test_aborted_stream_ends_and_frees_its_slot(mode: bytes) -> None:
-    stage, handle = streaming()
-    last = b"1R\x08" + handle
-    sent = stage.reply_to(*lmq(4, b"2", *more(handle, mode)), CLI)
-    assert sent == [[CLI, *lmq(6, b"2", last)], lmq(3, b"3", INCREMENT)]
-
-
-def test_stream_that_no_client_continues_is_dropped_and_frees_its_slot() -> None:
-    stage, handle = streaming()
-    assert stage.worker.wake_at_ns() is not None
-    assert [frames[-2] for frames in stage.later(streams.STREAM_NS)][-1:] == [INCREMENT]
-    sent = stage.reply_to(*lmq(4, b"2", *more(handle)), CLI)
-    assert sent[-1][-2] == b"ERROR mqs_more: unknown stream"
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [[b"mqs_more"], more(b"12345678"), more(b"\1\0\0\0\0\0\0\0", stream_id=b"other")],
-)
-def test_request_for_another_stream_is_an_error(arguments: list[bytes]) -> None:
-    stage, handle = streaming()
-    assert handle == b"\1\0\0\0\0\0\0\0"
-    sent = stage.reply_to(*lmq(4, b"2", *arguments), CLI)
+def test_request_for_more_is_an_error_and_frees_no_slot() -> None:
+    """The request has taken no slot."""
+    stage = WorkerStage().registered()
+    sent = stage.reply_to(*lmq(4, b"2", *more(HANDLE)), CLI)
     assert sent == [[CLI, *lmq(6, b"2", b"ERROR mqs_more: unknown stream")]]
-
-
-def test_stream_of_a_worker_that_has_registered_again_frees_no_slot() -> None:
-    """The server has freed all slots, and an INCREMENT would be for another message."""
-    stage, handle = streaming()
-    stage.reply_to(*lmq(1, b"RESTARTED"))
-    assert commands(stage.reply_to(*lmq(4, b"2", *more(handle)), CLI)) == [b"0"]
-    assert commands(stage.reply_to(*lmq(4, b"3", *more(handle)), CLI)) == [b"2"]
 
 
 # The client.
@@ -219,17 +168,3 @@ def test_stream_of_a_worker_of_another_dialect_has_no_rest() -> None:
     frames = [SRV, *lmq(6, b"2", b"0" + THREE_BLOCKS[1:400])]
     assert stage.does(stage.client.take(frames, stage.now_ns)) == []
     assert stage.printed == ["data failed: the stream has more data, but its worker has no address"]
-
-
-def test_our_client_reads_the_stream_of_our_worker() -> None:
-    client, (worker, handle) = ClientStage(), streaming()
-    client.does(client.client.start_streams("data", 1, client.now_ns, 20_000))
-    sent = worker.reply_to(*lmq(4, b"9", b"\x0a", b"STREAM_ID", b"20000"), CLI)
-    number = b"2"
-    while client.client.is_busy:
-        requested = client.hears(number, sent[0][5])
-        if requested:
-            number = requested[0][4]
-            sent = worker.reply_to(*requested[0][1:], CLI)
-    assert client.printed == [f"data: answered by {WRK.decode()}"]
-    assert handle

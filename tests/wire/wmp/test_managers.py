@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from taskyard.core.limits import SECOND_NS
-from taskyard.wire.wmp import managers as wmp_managers
 from taskyard.wire.wmp import peer
+from taskyard.wire.wmp import peer as wmp_managers
 from taskyard.wire.wmp.peer import Stop
 from tests.wire.wmp.kit import Sent, frames
 from tests.wire.wmp.test_peer import Bench, commands, give, reported

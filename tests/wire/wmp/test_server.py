@@ -14,7 +14,7 @@ from taskyard.core.records import Finished
 from taskyard.core.states import TaskState
 from taskyard.wire.dialect import request_numbers
 from taskyard.wire.wmp import server as wmp
-from taskyard.wire.wmp.server import Wmp, make_server
+from taskyard.wire.wmp.server import Wmp, manager_name
 from tests.wire.wmp.kit import ME, Manager, Sent, frames
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def test_requests_have_the_numbers_of_the_dialect() -> None:
 
 
 def test_manager_is_named_after_its_journal_and_keeps_the_name_after_a_restart() -> None:
-    dialect = make_server(2, b"\x01\xfe", random_bits=lambda: 0)
+    dialect = Wmp(2, manager_name(b"\x01\xfe"), lambda: 0)
     dialect.receive(b"r", frames("READY", {"worker": "w"}), 5)
     done_for = frames(
         "DONE", {"worker": "w", "task": "a", "attempt": 1, "status": "ok", "manager": "01fe"}

@@ -13,8 +13,8 @@ from taskyard.core.blobs import Blob, Content, text_of
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import UserError
-from taskyard.wire.hungry.frames import LINE_BYTES_MAX
-from taskyard.worker.agents.pipes import StdinPipe
+from taskyard.wire.hungry import LINE_BYTES_MAX
+from taskyard.worker.agents.process import StdinPipe
 from taskyard.worker.agents.runner import read_command
 from taskyard.worker.jobs import (
     AGENT_CLOSED_NS_MAX,
@@ -41,12 +41,7 @@ from tests.worker.agents_harness import (
     until_fed,
     until_waiting_for,
 )
-from tests.worker.runner_harness import (
-    a_fifo,
-    has_ended,
-    turns,
-    wait,
-)
+from tests.worker.runner_harness import a_fifo, has_ended, turns, wait
 
 
 def test_agent_that_dies_costs_an_attempt_and_is_replaced() -> None:

@@ -16,14 +16,7 @@ from simulator.checkers.replies import ReplyChecker
 from simulator.checkers.submissions import SubmissionChecker
 from simulator.listeners import Listener
 from simulator.measurements import status_of
-from simulator.models import (
-    DELAYED,
-    DONE,
-    LEASED,
-    READY,
-    WAITING,
-    Violation,
-)
+from simulator.models import DELAYED, DONE, LEASED, READY, WAITING, Violation
 from simulator.network import Message
 from simulator.outputs import lags
 from simulator.plan import SECOND_NS
@@ -34,8 +27,8 @@ from taskyard.core.heartbeats import IDLE_FACTOR
 from taskyard.core.records import ReturnReason
 from taskyard.journal.recovery import decode
 from taskyard.wire import dialect
-from taskyard.wire.ping_pong import backend as ping_pong_backend
-from taskyard.wire.round_robin import leases as round_robin_leases
+from taskyard.wire.ping_pong import server as ping_pong_backend
+from taskyard.wire.round_robin import workers as round_robin_leases
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -13,7 +13,7 @@ from simulator.models import Violation
 from taskyard.core import effects, events, records
 from taskyard.wire import dialect
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire.round_robin import leases as round_robin_leases
+from taskyard.wire.round_robin import workers as round_robin_leases
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -10,8 +10,8 @@ from simulator.codecs.dialects import DO, argument_of
 from simulator.listeners import Listener
 from simulator.models import READY, Violation
 from taskyard.core import events, records
-from taskyard.wire.ping_pong import backend as ping_pong_backend
-from taskyard.wire.round_robin import leases as round_robin_leases
+from taskyard.wire.ping_pong import server as ping_pong_backend
+from taskyard.wire.round_robin import workers as round_robin_leases
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -19,8 +19,7 @@ from taskyard.wire.native import frames as native_frames
 from taskyard.wire.native import requests as native_requests
 from taskyard.wire.native.pending import PendingRequests
 from taskyard.wire.native.server import NativeServer
-from taskyard.wire.ping_pong.backend import WAITING, WORKING, Backend
-from taskyard.wire.ping_pong.server import Frontend
+from taskyard.wire.ping_pong.server import WAITING, WORKING, Backend, Frontend
 from taskyard.wire.round_robin.server import RoundRobin
 from taskyard.wire.round_robin.workers import WorkerTable
 from taskyard.wire.wmp import frames as wmp_frames
@@ -174,10 +173,10 @@ def lost_worker_keeps_its_job() -> Iterator[None]:
         return [appeared]
 
     def end_wait(self: Backend, peer: Any) -> Any:
-        peer.last_seen_ns = self._now_ns
+        peer.last_seen_ns = self.now_ns
         return []
 
-    with patched(Backend, "_register_worker", enlist), patched(Backend, "_end_wait", end_wait):
+    with patched(Backend, "_register_worker", enlist), patched(Backend, "on_due", end_wait):
         yield
 
 
@@ -190,7 +189,7 @@ def wake_all() -> Iterator[None]:
 
     def wake(self: Wmp, effect: effects.Wake) -> Any:
         told = wmp_frames.Wake(wmp_frames.text_of(effect.service), self._manager)
-        return [reply for worker in self._peers for reply in self._to(worker, told)]
+        return [reply for worker in self.peers for reply in self._to(worker, told)]
 
     with patched_item(Wmp._REPLIES, effects.Wake, wake):
         yield

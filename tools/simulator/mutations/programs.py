@@ -13,7 +13,7 @@ from taskyard.broker.transport import Connections
 from taskyard.client.watches import Watches
 from taskyard.core.events import Outcome
 from taskyard.net.channel import Channel
-from taskyard.relay.condenser import Condenser
+from taskyard.relay.native import Condenser
 from taskyard.relay.server import Forwarder
 from taskyard.wire.ping_pong import frames as ping_pong_frames
 from taskyard.wire.ping_pong import peer as ping_pong_peer

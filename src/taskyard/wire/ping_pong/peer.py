@@ -71,7 +71,7 @@ class Start(Struct):
 
 
 class Stop(Struct):
-    """Stop a job. Its outcome is ignored."""
+    """Stop a job. The outcome is ignored."""
 
     name: bytes
 
@@ -90,7 +90,7 @@ Action: TypeAlias = Send | Start | Stop | Reconnect | Warn
 
 
 class Worker:
-    """One worker, one broker, one job at a time."""
+    """A worker of one broker, with one job at a time."""
 
     def __init__(self, settings: Settings, now_ns: int) -> None:
         self._settings = settings
@@ -111,11 +111,11 @@ class Worker:
         self._actions: list[Action] = []
         #: The broker has answered on any connection.
         self.was_connected = False
-        #: It takes no more jobs, and exits without one.
+        #: It takes no more jobs, and exits when it has none.
         self.stopping = False
         #: EXIT was received, or DISCONNECT was sent.
         self.has_exited = False
-        #: The last message of the broker, and since when one is awaited on this connection.
+        #: The last message of the broker, and since when a message is awaited on this connection.
         self._last_received_ns = self._waiting_since_ns = now_ns
 
     @property

@@ -1,18 +1,19 @@
-"""Round-robin's messages, frame by frame, and the envelope that a task keeps. No sockets, no clock.
+"""Round-robin's messages, frame by frame, the envelope that a task keeps, and STREAM's data.
 
 A message is `[address…, "", "LMQv100", command, id, argument…, "", address…]`. The addresses on top
-are its remaining route, nearest first. Those at the bottom are where it came from, nearest last. An
-address is never empty, so the first empty frame ends the top and the last one begins the bottom,
-whatever the arguments are.
-"""
+are its remaining route, nearest first. Addresses at the bottom are where it came from, nearest
+last. An address is never empty, so the first empty frame ends the top and the last one begins the
+bottom, whatever the arguments are. No sockets, no clock."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import struct
+import zlib
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from msgspec import Struct
@@ -21,6 +22,10 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import shown
 from taskyard.errors import Malformed
 from taskyard.wire.dialect import ROUND_ROBIN, TaskDefaults
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 
 #: Messages at the server, at level DEBUG.
 logger = logging.getLogger("taskyard.round-robin")
@@ -53,7 +58,7 @@ STREAM: Final = b"\x0a"
 ENDPOINT: Final = "tcp://127.0.0.1:6714"
 
 #: The id of the server's PING to a worker that has not registered since the server started. Our
-#: workers register again then. Others treat it as any id.
+#: workers register again then. Other workers treat it as any id.
 RESTARTED: Final = b"RESTARTED"
 
 #: An argument of a RESPONSE with this prefix is an error.
@@ -174,7 +179,8 @@ def log_message(text: str, address: bytes) -> None:
 
 
 def pack(arguments: Sequence[bytes]) -> bytes:
-    """Return arguments as one payload: a single one as it is, several as a MessagePack array."""
+    """Return arguments as one payload: a single argument as it is, several as a MessagePack
+    array."""
     if len(arguments) > 1:
         return msgspec.msgpack.encode([*arguments])
     return arguments[0] if arguments else b""
@@ -233,3 +239,118 @@ def foreign_id(name: bytes, attempt: int) -> bytes:
     """Return the id of a task of another dialect. It is the same after a restart."""
     short = name if len(name) <= _NAME_BYTES_MAX else hashlib.sha256(name).hexdigest().encode()
     return b"%d/%s" % (attempt, short)
+
+
+# The state of a stream, the first byte of a message.
+MORE: Final = b"0"
+ABORTED: Final = b"1"
+FINISHED: Final = b"2"
+
+# The packing, the second byte.
+RAW: Final = b"R"
+COMPRESSED: Final = b"Z"
+
+#: The arguments of a STREAM: its key, a stream id and a size.
+STREAM_ARGUMENTS: Final = 3
+
+#: The id of a stream in the original client.
+STREAM_ID: Final = b"STREAM_ID"
+
+#: The key of a request for the next message. The arguments are stream id, handle, and MORE or
+#: ABORTED.
+MORE_KEY: Final = b"mqs_more"
+
+#: Every byte of the data.
+DATA: Final = b"\x01"
+
+#: The size of a handle, a pointer in the original worker.
+HANDLE_BYTES: Final = 8
+
+#: The longest block. The original client has room for this many bytes.
+BLOCK_BYTES_MAX: Final = 1024
+
+#: Digits of a STREAM's size.
+SIZE_DIGITS_MAX: Final = 7
+
+#: Messages without data that a reader accepts. A slow worker sends some.
+_EMPTY_MESSAGES_MAX: Final = 16
+
+#: State, packing and the length of the handle.
+_FIXED_BYTES: Final = 3
+
+#: Offset and length of a block.
+_BLOCK: Final = struct.Struct("<ii")
+
+
+def pack_stream(arguments: Sequence[bytes]) -> bytes:
+    """Return the one message that answers a STREAM.
+
+    Raises `Malformed` if the arguments are not a key, an id and a size.
+    """
+    size = arguments[-1] if len(arguments) == STREAM_ARGUMENTS else b""
+    if not (size.isdigit() and len(size) <= SIZE_DIGITS_MAX):
+        raise Malformed(f"STREAM: needs an id and a size of at most {SIZE_DIGITS_MAX} digits")
+    packed = bytearray(FINISHED + RAW + bytes([HANDLE_BYTES]) + bytes(HANDLE_BYTES))
+    for offset in range(0, int(size), BLOCK_BYTES_MAX):
+        length = min(BLOCK_BYTES_MAX, int(size) - offset)
+        packed += _BLOCK.pack(offset, length) + DATA * length
+    return bytes(packed)
+
+
+class StreamReader:
+    """Unpacks the messages of a stream, and checks the data."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        #: Bytes of data so far.
+        self.received = 0
+        self._packed = bytearray()
+        self._inflater = zlib.decompressobj()
+        self._messages_left = size + _EMPTY_MESSAGES_MAX
+        #: The state of the last message.
+        self.state = MORE
+        self.handle = b""
+
+    def add(self, message: bytes) -> None:
+        """Add a message. Raise `Malformed` if the stream is aborted, wrong or incomplete."""
+        state, packing, handle_bytes = message[:1], message[1:2], message[2:_FIXED_BYTES]
+        begin = _FIXED_BYTES + int.from_bytes(handle_bytes, "little")
+        known = state in (MORE, ABORTED, FINISHED) and packing in (RAW, COMPRESSED)
+        if not known or not handle_bytes or len(message) < begin:
+            raise Malformed("not a message of a stream")
+        self.state, self.handle = state, message[_FIXED_BYTES:begin]
+        self._messages_left -= 1
+        if self._messages_left < 0:
+            raise Malformed("too many messages without data")
+        if state == ABORTED:
+            raise Malformed("the worker has aborted the stream")
+        self._packed += message[begin:] if packing == RAW else self._inflate(message[begin:])
+        self._check_blocks()
+        if state == FINISHED and (self._packed or self.received != self._size):
+            raise Malformed(f"got {self.received} bytes, expected {self._size}")
+
+    def _inflate(self, data: bytes) -> bytes:
+        """Inflate a part of the byte stream, which has at least one byte of data in each block."""
+        bytes_max = (_BLOCK.size + 1) * self._size + 1
+        try:
+            return self._inflater.decompress(data, bytes_max)
+        except zlib.error as error:
+            raise Malformed(f"can't inflate the stream: {error}") from None
+
+    def _check_blocks(self) -> None:
+        """Check the complete blocks, and drop them."""
+        begin = 0
+        while len(self._packed) - begin >= _BLOCK.size:
+            offset, length = _BLOCK.unpack_from(self._packed, begin)
+            if offset < 0 or length < 1 or offset + length > self._size:
+                raise Malformed(f"block of {length} bytes at {offset} of {self._size}")
+            end = begin + _BLOCK.size + length
+            if end > len(self._packed):
+                break
+            if self._packed.count(DATA, end - length, end) != length:
+                raise Malformed(f"wrong data in the block at {offset}")
+            self.received += length
+            begin = end
+        del self._packed[:begin]
+        if self.received > self._size:
+            raise Malformed(f"got more than {self._size} bytes")

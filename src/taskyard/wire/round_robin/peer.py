@@ -1,8 +1,9 @@
-"""Round-robin at its peers: the part that all share, and a worker. No I/O, no clock.
+"""Round-robin at its peers: the part that all share, a worker, and a client. No I/O, no clock.
 
 Messages and commands go in, actions come out: messages to send, lines to print, and programs to
-start. A worker answers PING and STREAM one by one, so their slot is room in a queue. Programs of
-installed commands run at once. `client.py` has the client.
+start. A worker answers PING and STREAM in turn, so their slot is room in a queue. Programs of
+installed commands run at once. A client's message without an answer in time has failed: it may or
+may not have been executed.
 """
 
 from __future__ import annotations
@@ -10,18 +11,17 @@ from __future__ import annotations
 from itertools import count
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import counted, shown
 from taskyard.errors import Malformed
 from taskyard.wire.round_robin import frames as lmq
-from taskyard.wire.round_robin import streams
-from taskyard.wire.round_robin.frames import Message
-from taskyard.wire.round_robin.streams import OpenStreams
+from taskyard.wire.round_robin.frames import Message, StreamReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
 
 #: Slots in REGISTER, as in the published worker.
 SLOTS: Final = 10
@@ -42,8 +42,8 @@ EXIT_NS_MAX: Final = SECOND_NS
 #: The answer to a message that is neither PING nor STREAM.
 UNKNOWN_MESSAGE: Final = "unknown message: this worker handles PING and STREAM"
 
-#: Keys that can't be those of installed commands.
-RESERVED_KEYS: Final = (lmq.ONGOING, streams.MORE_KEY)
+#: Keys that installed commands can't have.
+RESERVED_KEYS: Final = (lmq.ONGOING, lmq.MORE_KEY)
 
 #: Debug levels from which lines are printed.
 ERRORS, BASIC, SUMMARIES = 0, 1, 5
@@ -71,7 +71,7 @@ class Run(Struct):
 
 
 class Stop(Struct):
-    """Stop a program. Its result is ignored."""
+    """Stop a program. The result is ignored."""
 
     number: int
 
@@ -133,9 +133,9 @@ class Peer:
 
 
 class Worker(Peer):
-    """One worker at one server."""
+    """A worker at one server."""
 
-    def __init__(  # noqa: PLR0913  # the last ones are named
+    def __init__(  # noqa: PLR0913  # the last arguments are named
         self,
         endpoint: str,
         name: str,
@@ -158,7 +158,6 @@ class Worker(Peer):
         #: Messages whose programs run, by number.
         self._running: dict[int, Message] = {}
         self._run_numbers = count(1)
-        self._streams = OpenStreams()
         #: Unanswered requests: key and deadline, by number.
         self._open_registers: dict[bytes, tuple[bytes, int]] = {}
         self._ongoing_due_ns = 0
@@ -212,15 +211,11 @@ class Worker(Peer):
         if self.is_registered and now_ns >= self._ongoing_due_ns:
             self._ongoing_due_ns = now_ns + HEARTBEAT_NS
             self._send_register(now_ns, lmq.ONGOING)
-        for _ in range(self._streams.end_overdue(now_ns)):
-            self._free_slot()
         return self.taken()
 
     def wake_at_ns(self) -> int | None:
         """Return when something is due. None: when a message arrives."""
         times = [until_ns for _, until_ns in self._open_registers.values()]
-        if (streams_due_ns := self._streams.wake_at_ns()) is not None:
-            times.append(streams_due_ns)
         if self.connection_due_ns and (self.is_registered or self._is_registering):
             times.append(self.connection_due_ns)
         if self.is_registered:
@@ -242,10 +237,11 @@ class Worker(Peer):
             key, _ = self._open_registers.pop(message.id, (b"", 0))
             self._on_register_reply(key, lmq.failure(message.arguments), now_ns)
         elif message.command in (lmq.EXEC, lmq.TRACKEXEC):
-            if self._handler is None and message.arguments[:1] == (streams.MORE_KEY,):
-                self._continue_stream(message, now_ns)
+            if self._handler is None and message.arguments[:1] == (lmq.MORE_KEY,):
+                # This takes no slot, and no stream here has a second message.
+                self._respond(message, lambda: [lmq.error("mqs_more: unknown stream")])
             elif self.is_registered:  # after DEREGISTER messages are another worker's
-                self._handle_message(message, now_ns)
+                self._handle_message(message)
 
     def _on_register_reply(self, key: bytes, failure: str, now_ns: int) -> None:
         if key == lmq.REGISTER:
@@ -269,7 +265,7 @@ class Worker(Peer):
                 self._print(ERRORS, f"no server answers at {self._endpoint}")
             self._register_again(now_ns)
 
-    def _handle_message(self, message: Message, now_ns: int) -> None:
+    def _handle_message(self, message: Message) -> None:
         """Handle a message, and free its slot whatever the result."""
         self.messages += 1
         self._print(BASIC, f"{self.name} got {_shown(message)}")
@@ -279,15 +275,12 @@ class Worker(Peer):
         elif key in self._commands:
             self._start(message)
             return
-        elif key == lmq.STREAM and message.command == lmq.TRACKEXEC:
-            self._begin_stream(message, now_ns)
-            return
         else:
             self._respond(message, lambda: self._message_result(message.arguments))
         self._free_slot()
 
     def _respond(self, message: Message, result: Callable[[], Sequence[bytes]]) -> None:
-        """Send the RESPONSE to a message that wants one."""
+        """Send the RESPONSE to a message, if it wants that."""
         if message.command == lmq.TRACKEXEC:
             way_back = message.way_back()[1:]
             self._send(Message(lmq.RESPONSE, message.id, result(), way_back))
@@ -296,33 +289,16 @@ class Worker(Peer):
         self._send(Message(lmq.EXEC, self._number(), [lmq.INCREMENT]))
 
     def _message_result(self, arguments: Sequence[bytes]) -> list[bytes]:
-        """Return the result of a PING, or an error."""
+        """Return the result of a PING or a STREAM, or an error."""
         if arguments[:1] == (lmq.PING_KEY,):
             return [*arguments[1:]]
+        if arguments[:1] == (lmq.STREAM,):
+            try:
+                return [lmq.pack_stream(arguments)]
+            except Malformed as error:
+                return [lmq.error(str(error))]
         installed = ", ".join(map(shown, self._commands))
         return [lmq.error(f"{UNKNOWN_MESSAGE}, and {installed}" if installed else UNKNOWN_MESSAGE)]
-
-    def _begin_stream(self, message: Message, now_ns: int) -> None:
-        """Send the first data of a stream. The last frees the slot."""
-        is_last = True
-        try:
-            data, is_last = self._streams.begin(message.arguments, now_ns)
-        except Malformed as error:
-            data = lmq.error(str(error))
-        self._respond(message, lambda: [data])
-        if is_last:
-            self._free_slot()
-
-    def _continue_stream(self, message: Message, now_ns: int) -> None:
-        """Send the next data of a stream to its client. The request itself takes no slot."""
-        frees_slot = False
-        try:
-            data, frees_slot = self._streams.next_message(message.arguments, now_ns)
-        except Malformed as error:
-            data = lmq.error(str(error))
-        self._respond(message, lambda: [data])
-        if frees_slot:
-            self._free_slot()
 
     # Programs.
 
@@ -364,7 +340,7 @@ class Worker(Peer):
         """Deregister and register again: messages of either side may be lost.
 
         All received messages are answered by now, or their programs stopped, so the server may
-        reassign the rest at once.
+        reassign further messages at once.
         """
         if reason:
             self._print(BASIC, f"{reason}: {self.name} registers again")
@@ -375,7 +351,6 @@ class Worker(Peer):
     def _send_deregister(self) -> None:
         self.is_registered = self._is_reregistering = False
         self._stop_programs()
-        self._streams.release_slots()
         self._open_registers = {
             one: request
             for one, request in self._open_registers.items()
@@ -392,3 +367,169 @@ class Worker(Peer):
 def _shown(message: Message) -> str:
     client = message.bottom[-2] if len(message.bottom) > 1 else b"elsewhere"
     return f"{lmq.shown_key(message.arguments)} from {shown(client)}"
+
+
+#: A client's messages of a batch in flight.
+WINDOW: Final = 10
+
+#: Progress lines per batch.
+MARKS: Final = 10
+
+#: Bytes that a client's STREAM requests.
+STREAM_BYTES: Final = 1024
+
+#: Time limit for the answer to a client.
+ANSWER_NS: Final = 10 * SECOND_NS
+
+#: Addresses at the bottom of a RESPONSE of a round-robin worker.
+_WORKER_AND_SERVER: Final = 2
+
+
+class MessageBatch(Struct):
+    """The messages of one command of a client."""
+
+    command: str
+    arguments: tuple[bytes, ...]
+    total: int
+    #: Bytes of a stream. None: the messages are no STREAMs.
+    size: int | None = None
+    sent: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    #: Messages in flight, with the deadline of each.
+    open: dict[bytes, int] = field(default_factory=dict)
+    #: The streams that they continue.
+    readers: dict[bytes, StreamReader] = field(default_factory=dict)
+
+    @property
+    def settled(self) -> int:
+        return self.succeeded + self.failed
+
+
+class Client(Peer):
+    """A client at one server: sends PING and STREAM, once or often, and counts the answers."""
+
+    def __init__(self, endpoint: str) -> None:
+        super().__init__(endpoint)
+        self._batch: MessageBatch | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Return whether messages of a batch are unsettled."""
+        return self._batch is not None
+
+    def ping(self) -> list[Action]:
+        """Send a PING that wants no answer."""
+        self._send(Message(lmq.EXEC, self._number(), [lmq.PING_KEY]))
+        self._print(BASIC, "PING sent, no answer expected")
+        return self.taken()
+
+    def start_pings(self, command: str, total: int, now_ns: int) -> list[Action]:
+        """Send PINGs that want an answer."""
+        return self.start(MessageBatch(command, (lmq.PING_KEY,), total), now_ns)
+
+    def start_streams(
+        self, command: str, total: int, now_ns: int, size: int = STREAM_BYTES
+    ) -> list[Action]:
+        """Send STREAMs, and check their data."""
+        arguments = (lmq.STREAM, lmq.STREAM_ID, b"%d" % size)
+        return self.start(MessageBatch(command, arguments, total, size), now_ns)
+
+    def start(self, batch: MessageBatch, now_ns: int) -> list[Action]:
+        """Send the messages of a batch, as many as may be in flight."""
+        self._batch = batch
+        self._advance(batch, now_ns)
+        return self.taken()
+
+    def time_passed(self, now_ns: int, *, is_blocked: bool) -> list[Action]:
+        """Do everything that is due."""
+        if self._batch is not None:
+            self._advance(self._batch, now_ns, is_blocked=is_blocked)
+        return self.taken()
+
+    def wake_at_ns(self) -> int | None:
+        """Return when something is due. None: when a message arrives."""
+        return None if self._batch is None else min(self._batch.open.values(), default=None)
+
+    def _on_message(self, message: Message, now_ns: int) -> None:
+        if message.command == lmq.PING:
+            self._send(Message(lmq.PONG, message.id))
+            return
+        batch = self._batch
+        if message.command != lmq.RESPONSE or batch is None:
+            return
+        if batch.open.pop(message.id, None) is None:
+            return
+        failure = lmq.failure(message.arguments)
+        if not failure and batch.size is not None:
+            reader = batch.readers.pop(message.id, None) or StreamReader(batch.size)
+            failure = _read_stream(reader, message)
+            has_more = reader.state == lmq.MORE and _has_worker(message)
+            if has_more and failure:
+                self._request_more(reader, message, lmq.ABORTED)
+            elif has_more:
+                number = self._request_more(reader, message, lmq.MORE)
+                batch.readers[number], batch.open[number] = reader, now_ns + ANSWER_NS
+                return
+        if not failure and batch.total == 1:
+            self._print(BASIC, f"{batch.command}: answered by {_worker_name(message)}")
+        self._settle(batch, failure)
+
+    def _request_more(self, reader: StreamReader, message: Message, mode: bytes) -> bytes:
+        """Request the next data of a stream from its worker. Return the request's id."""
+        number = self._number()
+        arguments = (lmq.MORE_KEY, lmq.STREAM_ID, reader.handle, mode)
+        self._send(Message(lmq.TRACKEXEC, number, arguments, message.way_back()[1:]))
+        return number
+
+    def _advance(self, batch: MessageBatch, now_ns: int, *, is_blocked: bool = False) -> None:
+        """Fail messages past their deadline, and send as many as may be in flight."""
+        for number, until_ns in [*batch.open.items()]:
+            if now_ns >= until_ns:
+                del batch.open[number]
+                batch.readers.pop(number, None)
+                self._settle(batch, f"no answer from {self._endpoint}")
+        while batch.sent < batch.total and len(batch.open) < WINDOW and not is_blocked:
+            number = self._number()
+            batch.sent += 1
+            batch.open[number] = now_ns + ANSWER_NS
+            self._send(Message(lmq.TRACKEXEC, number, batch.arguments))
+        if batch.settled == batch.total:
+            self._batch = None
+            if batch.total > 1:
+                self._print(
+                    ERRORS, f"{batch.command}: {batch.sent} sent, {batch.succeeded} succeeded"
+                )
+
+    def _settle(self, batch: MessageBatch, failure: str) -> None:
+        """Count a message as succeeded or failed."""
+        if failure:
+            batch.failed += 1
+            self._print(ERRORS, f"{batch.command} failed: {failure}")
+        else:
+            batch.succeeded += 1
+        if batch.total > 1 and batch.settled % max(1, batch.total // MARKS) == 0:
+            self._print(BASIC, f"{batch.command}: {batch.settled} of {batch.total}")
+
+
+def _read_stream(reader: StreamReader, message: Message) -> str:
+    """Return the problem with a message of a stream. Empty: none."""
+    if len(message.arguments) != 1:
+        return f"got {len(message.arguments)} arguments, expected a stream"
+    try:
+        reader.add(message.arguments[0])
+    except Malformed as error:
+        return str(error)
+    if reader.state == lmq.MORE and not _has_worker(message):
+        return "the stream has more data, but its worker has no address"
+    return ""
+
+
+def _has_worker(message: Message) -> bool:
+    """Return whether a RESPONSE has the address of its worker beside the server's."""
+    return len(message.bottom) >= _WORKER_AND_SERVER
+
+
+def _worker_name(message: Message) -> str:
+    """Return the worker that answered. Workers of other dialects are not named."""
+    return shown(message.bottom[-2]) if _has_worker(message) else "a worker"

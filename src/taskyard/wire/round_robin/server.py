@@ -17,16 +17,14 @@ from msgspec import Struct
 
 from taskyard.core import effects, events
 from taskyard.core.limits import PAYLOAD_BYTES_MAX
-from taskyard.core.model import Refusal, Submission
-from taskyard.core.states import CANCELLED, DONE
 from taskyard.core.timer_heap import AT_ONCE_NS
 from taskyard.errors import Malformed
 from taskyard.wire import roles
-from taskyard.wire.dialect import is_probe, request_numbers, text_and_problem
+from taskyard.wire.dialect import ClientTasks, is_probe, text_and_problem
 from taskyard.wire.round_robin import frames as lmq
+from taskyard.wire.round_robin import workers
 from taskyard.wire.round_robin.frames import Message, Settings
-from taskyard.wire.round_robin.leases import Lease, Peer
-from taskyard.wire.round_robin.workers import WorkerTable
+from taskyard.wire.round_robin.workers import Lease, Peer, WorkerTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
     from taskyard.wire.dialect import Reply
     from taskyard.wire.roles import AuthenticatedPeer
 
-__all__ = ["RoundRobin", "Settings", "make_server"]
+__all__ = ["RoundRobin", "Settings"]
 
 _DEFAULT_SETTINGS: Final = Settings()
 
@@ -81,27 +79,22 @@ class RoundRobin:
         socket_numbers: Iterable[int] = (),
     ) -> None:
         self.prefix = settings.prefix
-        self._numbers = request_numbers(dialect)
         self._queue_max = settings.queue_max
-        self._terms = settings.tasks.terms(lmq.DIALECT)
-        self._lanes = settings.tasks.lanes(1)
-        #: Distinguishes the tasks of this process from those of others.
-        self._token = b"%08x%08x" % (random_bits() % (1 << 32), random_bits() % (1 << 32))
-        self._table = WorkerTable(settings, socket_numbers, self._ping)
+        self._tasks = ClientTasks(lmq.DIALECT, settings.tasks, random_bits)
+        self._table = WorkerTable(dialect, settings, socket_numbers)
         self.timers = self._table.timers
         self.timers.add(AT_ONCE_NS, self._begin, None)
-        #: Messages to send when their turn has come.
-        self._replies: dict[int, Reply] = {}
         #: Clients' messages by request.
         self._pending: dict[int, PendingMessage] = {}
-        #: RESPONSEs of workers by request, and by task and result. A late one may arrive in the
-        #: same turn as the valid one.
+        #: RESPONSEs of workers by request, and by task and result. A late RESPONSE may arrive
+        #: in the same turn as the valid RESPONSE.
         self._responded: dict[int, Responded] = {}
         self._answers: dict[tuple[bytes, bytes], Responded] = {}
         #: Messages forwarded from peer to peer, oldest first: the receiver, the addresses
         #: on top of its RESPONSE, and the id. Any other RESPONSE is for a task, and too late.
         self._blocked: dict[tuple[bytes, tuple[bytes, ...], bytes], None] = {}
-        #: Messages received before the leases of the former process. None: those are here.
+        #: Messages received before the leases of the former process, which come in one turn. None:
+        #: the leases are here.
         self._early: list[tuple[bytes, Sequence[bytes], AuthenticatedPeer | None]] | None = []
         self._has_asked = False
         #: Malformed messages, for the log and the statistics.
@@ -149,11 +142,11 @@ class RoundRobin:
         return result
 
     def _begin(self, now_ns: int, _key: None = None) -> list[events.Event]:
-        """Set the time. Return events that go to the scheduler before all others."""
-        result = self._table.begin_turn(now_ns)
+        """Set the time. Return events that go to the scheduler first."""
+        result = self._table.begin(now_ns)
         if not self._has_asked:
             self._has_asked = True
-            result.append(events.HeldTasksRequested(0, b"", self.prefix, next(self._numbers)))
+            result.append(events.HeldTasksRequested(0, b"", self.prefix, next(self._table.numbers)))
         return result
 
     def _receive(
@@ -168,11 +161,8 @@ class RoundRobin:
         if denial:
             self.forbidden += 1
             return [] if message is None else self._acknowledge(route, message, denial)
-        peer = self._table.get(route[1:])
-        is_recalled = peer is not None and peer.is_recalled and not peer.route
+        peer = self._table.peers.get(route[1:])
         result = [] if peer is None else self._table.touch(peer, route)
-        if is_recalled:
-            result.append(self._ping(route))
         if message is None:
             return result
         if message.command == lmq.RESPONSE and peer is not None:
@@ -219,7 +209,7 @@ class RoundRobin:
             return self._table.increment(peer) + self._acknowledge(route, message)
         if key == lmq.DEREGISTER:
             lmq.log_message("deregistered %s", route[1:])
-            gone = self._table.deregister(peer, next(self._numbers))
+            gone = self._table.deregister(peer, next(self._table.numbers))
             return gone + self._acknowledge(route, message)
         return self._submit(route, message)
 
@@ -232,7 +222,8 @@ class RoundRobin:
             return self._reject_malformed(route, message, text)
         if self.leaving:
             return self._acknowledge(route, message, "the server is shutting down")
-        if not self._table.has_room_for(route[1:]):
+        is_known = route[1:] in self._table.peers
+        if not is_known and not self._table.has_room(workers.PEERS_MAX):
             return self._acknowledge(route, message, "too many workers are registered")
         lmq.log_message(f"registered %s with {slots} slots", route[1:])
         return self._acknowledge(route, message) + self._table.register(route, slots, owner)
@@ -251,18 +242,14 @@ class RoundRobin:
             return self._refuse(route, message, "the queue is full; try again later")
         if lmq.logger.isEnabledFor(logging.DEBUG):
             lmq.log_message(f"{lmq.shown_key(message.arguments)} from %s", route[1:])
-        number = next(self._numbers)
+        number = next(self._table.numbers)
         short = Message(message.command, message.id, (), (), message.bottom)
         self._pending[number] = PendingMessage(route, short)
-        name = b"round-robin-%s-%d" % (self._token, number)
-        submission = Submission(
-            [name], [payload], [self._terms], lanes=self._lanes, envelopes=[envelope]
-        )
-        return [events.SubmitRequested(0, route, submission, number, watch=True)]
+        return [self._tasks.submit(route, number, payload, [envelope])]
 
     def _respond(self, peer: Peer, lease: Lease, message: Message) -> list[events.Event]:
-        number = next(self._numbers)
-        responded = Responded(lease, message.arguments, peer.identity)
+        number = next(self._table.numbers)
+        responded = Responded(lease, message.arguments, peer.key)
         self._responded[number] = self._answers[responded.key] = responded
         return self._table.respond(peer, lease, message, number)
 
@@ -286,11 +273,7 @@ class RoundRobin:
 
     def _reject_malformed(self, route: bytes, message: Message, text: str) -> list[events.Event]:
         self.malformed += 1
-        if message.command != lmq.TRACKEXEC:
-            return []
-        number = next(self._numbers)
-        self._pending[number] = PendingMessage(route, message)
-        return [events.RequestRejected(0, route, number, Refusal.MALFORMED, text)]
+        return self._acknowledge(route, message, text)
 
     def _refuse(self, route: bytes, message: Message, text: str) -> list[events.Event]:
         if message.command == lmq.EXEC:
@@ -298,15 +281,13 @@ class RoundRobin:
         return self._acknowledge(route, message, text)
 
     def _acknowledge(self, route: bytes, message: Message, text: str = "") -> list[events.Event]:
-        """Send a RESPONSE if the command wants one. With a text it is an error."""
+        """Send a RESPONSE if the command wants that. With a text it is an error."""
         if message.command != lmq.TRACKEXEC:
             return []
         return [self._send(route, _response(message, [lmq.error(text)] if text else []))]
 
     def _send(self, route: bytes, message: Message) -> events.Event:
-        number = next(self._numbers)
-        self._replies[number] = (route, message.frames())
-        return events.ReplyDue(0, route, number)
+        return self._table.send(route, message.frames())
 
     # Effects.
 
@@ -315,32 +296,25 @@ class RoundRobin:
         if isinstance(effect, effects.Assign):
             return self._table.give(effect)
         if isinstance(effect, effects.ReplyDue):
-            reply = self._replies.pop(effect.request, None)
-            return [] if reply is None else self._sent([reply])
+            return self._sent(self._table.take_reply(effect.request))
         if isinstance(effect, effects.Settled):
             return self._settle(effect)
         if isinstance(effect, effects.Refused):
             return self._reply_refused(effect)
-        self._note(effect)
-        return []
-
-    def _note(self, effect: effects.Effect) -> None:
-        """Handle an effect that sends no message."""
         if isinstance(effect, effects.ReportAck):
             self._note_report(effect)
-        elif isinstance(effect, effects.Stop):
-            self._table.stop(effect)
-        elif isinstance(effect, effects.LeasesEnded):
-            self._table.end(effect)
-        elif isinstance(effect, effects.Shutdown):
-            self._table.dismiss(effect)
-        elif isinstance(effect, effects.UnknownWorker):
-            self._table.unknown(effect)
         elif isinstance(effect, effects.HeldTasks):
-            self._table.recall(effect.holdings)
-            early, self._early = self._early or [], None
-            for route, frames, key in early:
-                self._table.cause(*self._receive(route, frames, key))
+            self._recall(effect)
+        else:
+            self._table.note(effect)
+        return []
+
+    def _recall(self, effect: effects.HeldTasks) -> None:
+        """Restore the workers of the former process, and handle what has come meanwhile."""
+        self._table.recall(effect.holdings)
+        early, self._early = self._early or [], None
+        for route, frames, key in early:
+            self._table.cause(*self._receive(route, frames, key))
 
     def _note_report(self, effect: effects.ReportAck) -> None:
         responded = self._responded.pop(effect.request, None)
@@ -358,13 +332,10 @@ class RoundRobin:
         if pending is None or pending.message.command != lmq.TRACKEXEC:
             return []
         lmq.log_message("response passed back to %s", pending.route[1:])
-        state, (text, problem) = effect.states[0], text_and_problem(effect)
-        responded = self._answers.get((effect.names[0], text))
-        if state is not DONE:
-            text = text or (b"it was cancelled" if state is CANCELLED else b"it failed")
-            return self._sent([_reply(pending, [lmq.ERROR + text])])
+        text, problem = text_and_problem(effect)
         if problem is not None:
             return self._sent([_reply(pending, [lmq.ERROR + problem])])
+        responded = self._answers.get((effect.names[0], text))
         if responded is None:
             return self._sent([_reply(pending, [text] if text else [])])
         return self._sent([_reply(pending, responded.arguments, responded.worker)])
@@ -381,7 +352,7 @@ class RoundRobin:
     def _sent(self, replies: list[Reply]) -> list[Reply]:
         """Note that these messages, not assigned tasks, were the last to their peers."""
         for route, _ in replies:
-            peer = self._table.get(route[1:])
+            peer = self._table.peers.get(route[1:])
             if peer is not None:
                 peer.just_given = []
         return replies
@@ -389,12 +360,12 @@ class RoundRobin:
     def disconnected(self, route: bytes) -> list[events.Event]:
         """Cut a worker that can't be reached. A peer may reconnect under its name, so the requests
         of a client are kept, and replies are dropped when they are sent."""
-        peer = self._table.get(route[1:])
+        peer = self._table.peers.get(route[1:])
         if peer is None or not peer.is_registered:
             self.dropped += 1
             return []
-        # Older events must come first: the scheduler takes the last one for the newest.
-        return self._table.begin_turn(self._table.now_ns) + self._table.cut(peer)
+        # Older events must come first: the scheduler takes the last event for the newest.
+        return self._table.begin(self._table.now_ns) + self._table.cut(peer)
 
     def cut(self, route: bytes) -> list[events.Event]:
         """Drop the requests of a client as well: another key may get its address."""
@@ -405,25 +376,10 @@ class RoundRobin:
     def reconnected(self, route: bytes, now_ns: int) -> list[events.Event]:
         """Doubt the messages that a worker holds: an original worker does not register again."""
         result = self._begin(now_ns)
-        peer = self._table.get(route[1:])
+        peer = self._table.peers.get(route[1:])
         if peer is None or (peer.route and peer.route != route):  # another socket has its id
             return result
         return result + self._table.reconnected(peer)
-
-    def _ping(self, route: bytes) -> events.Event:
-        peer = self._table.get(route[1:])
-        is_recalled = peer is not None and peer.is_recalled
-        return self._send(route, Message(lmq.PING, lmq.RESTARTED if is_recalled else b"PING"))
-
-
-def make_server(
-    dialect: int,
-    random_bits: Callable[[], int],
-    settings: Settings = _DEFAULT_SETTINGS,
-    socket_numbers: Iterable[int] = (),
-) -> RoundRobin:
-    """Create the dialect with this number, for the sockets with these numbers."""
-    return RoundRobin(dialect, random_bits, settings, socket_numbers)
 
 
 #: The requests of keys and of other commands in the table of roles.

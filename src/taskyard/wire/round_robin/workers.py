@@ -10,29 +10,152 @@ After a restart `recall` restores the durable part. No sockets, no clock.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct, field
 
 from taskyard.core import effects, events
 from taskyard.core.events import Outcome
 from taskyard.core.limits import PAYLOAD_BYTES_MAX, SECOND_NS
 from taskyard.core.model import QueueOrder, WorkerFacts
-from taskyard.core.timer_heap import AT_ONCE_NS, TimerHeap
+from taskyard.wire import peers
+from taskyard.wire.dialect import ROUND_ROBIN
 from taskyard.wire.round_robin import frames as lmq
-from taskyard.wire.round_robin.leases import (
-    Lease,
-    Peer,
-    envelope_of,
-    identity_of,
-    lease_of,
-    name_of,
-    tracked_message,
-)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
+    from taskyard.core.model import Terms
     from taskyard.wire.dialect import Reply
     from taskyard.wire.round_robin.frames import Message, Settings
+
+
+#: Subtracted from the slots of an unreachable worker, which gets no tasks until it sends a message.
+_UNREACHABLE: Final = 1 << 40
+
+#: The prefix of worker names whose identity is not printable.
+_HEX: Final = b"0x"
+
+
+class Lease(Struct, eq=False):
+    """A message that a worker holds."""
+
+    name: bytes
+    attempt: int
+    #: The beginning of its RESPONSE: the route and the id. None: EXEC has no RESPONSE.
+    key: tuple[tuple[bytes, ...], bytes] | None
+    slots: int
+    #: The worker's timeout while it holds the message, if longer than usual.
+    lease_ns: int
+    #: The lease has ended in the scheduler, but the worker still has the message.
+    is_void: bool = False
+    #: Since when it, its RESPONSE or its INCREMENT may be lost: a former process of the server
+    #: assigned it, or the worker has reconnected. None: neither.
+    uncertain_ns: int | None = None
+    #: A recalled EXEC: the beginning of its RESPONSE if that process sent it as TRACKEXEC.
+    tracked_key: tuple[tuple[bytes, ...], bytes] | None = None
+
+
+class Peer(peers.Peer, eq=False):
+    """A worker, registered or not, by its routing id."""
+
+    #: The name of the CURVE key that it uses. Empty: none. None: unknown since a restart.
+    owner: str | None = ""
+    slots: int = 0
+    is_registered: bool = False
+    #: It is drained and gets no more tasks. The dialect has no message for that.
+    is_dismissed: bool = False
+    #: It has deregistered, and holds nothing when it registers again.
+    has_left: bool = False
+    #: The request of a WorkerExited that the scheduler has not handled yet. 0: none.
+    exit_request: int = 0
+    #: It can't be reached.
+    is_cut: bool = False
+    #: It has not registered since this process began.
+    is_recalled: bool = False
+    #: It held messages when the server restarted or it reconnected, and an INCREMENT may be for any
+    #: of them. So it is sent no EXEC, which an INCREMENT settles, until it registers with none of
+    #: them left.
+    is_unsure: bool = False
+    #: Messages that it holds, oldest first.
+    leases: dict[bytes, Lease] = field(default_factory=dict)
+    #: Messages with a RESPONSE but no INCREMENT, oldest first.
+    answered: deque[Lease] = field(default_factory=deque)
+    #: INCREMENTs that arrived before their RESPONSE.
+    freed_early: int = 0
+    #: The tasks in the last messages to it.
+    just_given: list[Lease] = field(default_factory=list)
+    #: Messages that were taken from it because they could not be sent or it timed out. It may
+    #: have them nevertheless.
+    returned: dict[bytes, Lease] = field(default_factory=dict)
+    #: When its last heartbeat went to the scheduler. None: not since this process began.
+    reported_ns: int | None = None
+
+    def ahead(self) -> int:
+        """Return the number to add to its slots in the scheduler."""
+        if self.is_cut:
+            return -_UNREACHABLE
+        return -sum(lease.slots for lease in self.all() if lease.is_void)
+
+    def all(self) -> list[Lease]:
+        """Return all leases that take a slot."""
+        return [*self.leases.values(), *self.answered]
+
+    def oldest_untracked(self) -> Lease | None:
+        """Return the EXEC that an INCREMENT settles, or None if there is none or it is ambiguous.
+
+        The message of an uncertain lease may be lost, or its RESPONSE.
+        """
+        oldest = next((lease for lease in self.leases.values() if lease.key is None), None)
+        if oldest is not None and oldest.uncertain_ns is not None and len(self.leases) > 1:
+            return None
+        return oldest
+
+    def find(self, key: tuple[tuple[bytes, ...], bytes]) -> Lease | None:
+        """Return the oldest lease that a RESPONSE may belong to."""
+        for leases in (self.leases, self.returned):
+            for lease in leases.values():
+                if key in (lease.key, lease.tracked_key):
+                    return lease
+        return None
+
+
+def envelope_of(terms: Terms, envelope: bytes) -> lmq.Envelope | None:
+    """Return the envelope of a task's message. None: it is of another dialect."""
+    return lmq.open_envelope(envelope) if terms.dialect == lmq.DIALECT else None
+
+
+def lease_of(name: bytes, attempt: int, terms: Terms, kept: lmq.Envelope | None) -> Lease:
+    key: tuple[tuple[bytes, ...], bytes] | None = ((), lmq.foreign_id(name, attempt))
+    if kept is not None:
+        key = (kept.way_back, kept.id) if kept.command == lmq.TRACKEXEC else None
+    return Lease(name, attempt, key, terms.slots, terms.lease_ns)
+
+
+def tracked_message(name: bytes, attempt: int, arguments: Sequence[bytes]) -> Message:
+    """Return a message whose RESPONSE is sent to us and identifies its task."""
+    return lmq.Message(lmq.TRACKEXEC, lmq.foreign_id(name, attempt), arguments)
+
+
+def name_of(identity: bytes, prefix: bytes = ROUND_ROBIN) -> bytes:
+    """Return a worker's name in the core: its identity if printable, else in hexadecimal."""
+    is_text = identity.isascii() and identity.decode("latin-1").isprintable()
+    if is_text and not identity.startswith(_HEX):
+        return prefix + identity
+    return prefix + _HEX + identity.hex().encode()
+
+
+def identity_of(name: bytes, prefix: bytes = ROUND_ROBIN) -> bytes | None:
+    """Return the identity of a worker's name. None: the name is invalid."""
+    identity = name.removeprefix(prefix)
+    if not identity.startswith(_HEX):
+        return identity
+    try:
+        return bytes.fromhex(identity[len(_HEX) :].decode("latin-1"))
+    except ValueError:
+        return None
+
 
 #: Workers that are kept, registered or not. Beyond that, REGISTER is refused.
 PEERS_MAX: Final = 10_000
@@ -51,51 +174,31 @@ LIFE_NS: Final = SECOND_NS
 RECALL_NS: Final = SECOND_NS // 4
 
 
-class WorkerTable:
+class WorkerTable(peers.PeerTable[Peer]):
     """All workers of this dialect, on any number of sockets."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        socket_numbers: Iterable[int],
-        ping: Callable[[bytes], events.Event],
-    ) -> None:
-        """`ping` returns the event that sends a PING by a route."""
-        self._settings, self._ping = settings, ping
+    def __init__(self, dialect: int, settings: Settings, socket_numbers: Iterable[int]) -> None:
+        super().__init__(dialect)
+        self._settings = settings
         #: The numbers of the sockets of this dialect, on which workers of a former process are
         #: pinged.
         self.socket_numbers = [bytes([number]) for number in socket_numbers]
-        #: Peers by identity and by name.
-        self._peers: dict[bytes, Peer] = {}
-        self._named: dict[bytes, Peer] = {}
-        #: Timeouts to check, and when slots of uncertain messages become free in any case.
-        self.timers = TimerHeap()
-        #: Events that effects have caused. They go to the scheduler before all others.
-        self._overdue: list[events.Event] = []
-        self.now_ns = 0
         #: RESPONSEs to leases that had ended, and INCREMENTs without a message.
         self.stale = 0
-
-    def __len__(self) -> int:
-        return len(self._peers)
-
-    def get(self, identity: bytes) -> Peer | None:
-        return self._peers.get(identity)
-
-    def named(self, name: bytes) -> Peer | None:
-        return self._named.get(name)
 
     # Messages of workers.
 
     def touch(self, peer: Peer, route: bytes) -> list[events.Event]:
-        """Record a message of a worker. Return its heartbeat or registration, if due."""
+        """Record a message of a worker. Return its heartbeat or registration, if due, and a PING if
+        it is the first since a restart."""
+        pings = [] if peer.route or not peer.is_recalled else [self.ping(peer, route)]
         peer.route, peer.last_seen_ns = route, self.now_ns
         peer.just_given = []
         was_cut, peer.is_cut = peer.is_cut, False
         if not peer.is_registered:
-            return []
+            return pings
         if was_cut or peer.reported_ns is None:
-            return [self._registration(peer)]
+            return [self._registration(peer), *pings]
         if self.now_ns - peer.reported_ns < LIFE_NS:
             return []
         peer.reported_ns = self.now_ns
@@ -104,11 +207,11 @@ class WorkerTable:
     def is_taken(self, identity: bytes, owner: str, *, may_work: bool) -> bool:
         """Return whether an identity is a worker's with another key. Such a worker is forgotten
         once it is no longer registered. After a restart the first key that may work gets it."""
-        peer = self._peers.get(identity)
+        peer = self.peers.get(identity)
         if peer is None or peer.owner == owner:
             return False
         if not peer.is_registered:
-            self._forget(peer)
+            self.forget(peer)
             return False
         if peer.owner is None and may_work:
             peer.owner = owner
@@ -117,10 +220,10 @@ class WorkerTable:
     def register(self, route: bytes, slots: int, owner: str = "") -> list[events.Event]:
         """Add a worker, or set its slots. A worker that reconnects holds nothing."""
         identity = route[1:]
-        peer = self._peers.get(identity)
+        peer = self.peers.get(identity)
         if peer is None:
             name = name_of(identity, self._settings.prefix)
-            peer = self._remember(Peer(identity, name, self.now_ns, owner, route))
+            peer = self.add(Peer(identity, name, route, self.now_ns, owner=owner))
         if not peer.is_registered:
             lost, peer.leases = peer.leases, {}
             peer.returned = {} if peer.has_left else lost
@@ -130,7 +233,7 @@ class WorkerTable:
         peer.is_registered, peer.is_dismissed = True, False
         peer.is_recalled = peer.has_left = False
         peer.is_unsure = any(lease.uncertain_ns is not None for lease in peer.all())
-        self._watch(peer)
+        self.watch(peer)
         return [self._registration(peer)]
 
     def reconnected(self, peer: Peer) -> list[events.Event]:
@@ -156,14 +259,8 @@ class WorkerTable:
     def _restart_lease_ns(self) -> int:
         return max(self._settings.expire_ns, self._settings.lease_ns)
 
-    def has_room_for(self, identity: bytes) -> bool:
-        """Return whether a worker can be added. If the table is full, drop one that left."""
-        if identity in self._peers or len(self._peers) < PEERS_MAX:
-            return True
-        left = next((peer for peer in self._peers.values() if not peer.is_registered), None)
-        if left is not None:
-            self._forget(left)
-        return left is not None
+    def may_forget(self, peer: Peer) -> bool:
+        return not peer.is_registered
 
     def deregister(self, peer: Peer | None, request: int) -> list[events.Event]:
         if peer is None or not peer.is_registered:
@@ -173,7 +270,7 @@ class WorkerTable:
 
     def deregistered(self, worker: bytes, request: int) -> None:
         """Record that the scheduler has handled a WorkerExited."""
-        peer = self._named.get(worker)
+        peer = self.named.get(worker)
         if peer is not None and peer.exit_request == request:
             peer.exit_request = 0
 
@@ -200,11 +297,16 @@ class WorkerTable:
     def respond(
         self, peer: Peer, lease: Lease, message: Message, request: int
     ) -> list[events.Event]:
-        """Report the RESPONSE to a message. Its slot stays taken until INCREMENT. A RESPONSE to an
-        earlier attempt does not affect a later one."""
+        """Report the RESPONSE to a message. The slot stays taken until INCREMENT. A RESPONSE to an
+        earlier attempt does not affect a later attempt."""
         result = lmq.pack(message.arguments)
         report = events.TasksReported(
-            *(0, peer.name, [lease.name], [lease.attempt]), texts=[result], request=request
+            0,
+            peer.name,
+            [lease.name],
+            attempts=[lease.attempt],
+            texts=[result],
+            request=request,
         )
         if peer.leases.get(lease.name) is not lease:
             peer.returned.pop(lease.name, None)
@@ -226,7 +328,7 @@ class WorkerTable:
     def answer_rejected(self, lease: Lease, worker: bytes) -> None:
         """Keep the slot of a message whose RESPONSE the scheduler has rejected. The worker frees it
         by INCREMENT."""
-        peer = self._named.get(worker)
+        peer = self.named.get(worker)
         if peer is None or lease.is_void or lease not in peer.answered:
             return
         lease.is_void = True
@@ -237,7 +339,7 @@ class WorkerTable:
 
     def give(self, effect: effects.Assign) -> list[Reply]:
         """Encode the messages of an assignment."""
-        peer = self._named.get(effect.worker)
+        peer = self.named.get(effect.worker)
         if peer is not None and peer.exit_request:
             return []  # decided before the WorkerExited, which has returned the tasks
         if peer is None or not (peer.is_registered and peer.route):
@@ -258,17 +360,31 @@ class WorkerTable:
             if name in peer.returned or (lease.key is None and peer.is_unsure):
                 message = tracked_message(name, attempt, message.arguments)
                 lease.key = ((), message.id)
-            lmq.log_message("message passed to %s", peer.identity)
+            lmq.log_message("message passed to %s", peer.key)
             peer.leases[name] = lease
             peer.just_given.append(lease)
             replies.append((peer.route, message.frames()))
         return replies
 
-    def end(self, effect: effects.LeasesEnded) -> None:
-        """Free the slots of uncertain leases that ended. A late RESPONSE to one is recognised."""
-        peer = self._named.get(effect.worker)
+    def note(self, effect: effects.Effect) -> None:
+        """Handle an effect that sends no message, if its worker is known."""
+        peer = self.named.get(getattr(effect, "worker", b""))
         if peer is None:
             return
+        if isinstance(effect, effects.Stop):
+            self._void(peer, effect)
+        elif isinstance(effect, effects.LeasesEnded):
+            self._end(peer, effect)
+        elif isinstance(effect, effects.Shutdown) and peer.is_registered:
+            peer.is_registered, peer.is_dismissed = False, True
+            self.cause(events.WorkerExited(0, peer.name))
+        elif isinstance(effect, effects.UnknownWorker) and effect.request:
+            self.deregistered(effect.worker, effect.request)
+        elif isinstance(effect, effects.UnknownWorker):
+            peer.is_registered = False
+
+    def _end(self, peer: Peer, effect: effects.LeasesEnded) -> None:
+        """Free the slots of uncertain leases that ended. A late RESPONSE is recognised."""
         peer.is_unsure = True
         for name, attempt in zip(effect.names, effect.attempts, strict=True):
             lease = peer.leases.get(name)
@@ -298,31 +414,14 @@ class WorkerTable:
         peer.freed_early = min(peer.freed_early, len(peer.leases))
         return [self._registration(peer)] if peer.is_registered else []
 
-    def stop(self, effect: effects.Stop) -> None:
+    def _void(self, peer: Peer, effect: effects.Stop) -> None:
         """Void cancelled messages. The worker can't be stopped, so they keep their slots."""
-        peer = self._named.get(effect.worker)
-        if peer is None:
-            return
         for name, attempt in zip(effect.names, effect.attempts, strict=True):
             lease = peer.leases.get(name)
             if lease is not None and lease.attempt == attempt:
                 lease.is_void = True
         if peer.is_registered:
             self.cause(self._registration(peer))
-
-    def dismiss(self, effect: effects.Shutdown) -> None:
-        peer = self._named.get(effect.worker)
-        if peer is not None and peer.is_registered:
-            peer.is_registered, peer.is_dismissed = False, True
-            self.cause(events.WorkerExited(0, peer.name))
-
-    def unknown(self, effect: effects.UnknownWorker) -> None:
-        """Drop the registration of a worker that the scheduler has forgotten."""
-        peer = self._named.get(effect.worker)
-        if effect.request:
-            self.deregistered(effect.worker, effect.request)
-        elif peer is not None:
-            peer.is_registered = False
 
     def cut(self, peer: Peer) -> list[events.Event]:
         """Mark a worker as unreachable. It keeps its tasks until it times out, because it may
@@ -369,7 +468,7 @@ class WorkerTable:
             if identity is None:
                 continue
             slots = holding.facts.slots_total
-            peer = Peer(identity, holding.worker, self.now_ns, owner=None, slots=slots)
+            peer = Peer(identity, holding.worker, b"", self.now_ns, owner=None, slots=slots)
             peer.is_registered = peer.is_recalled = True
             columns = (holding.names, holding.attempts, holding.terms, holding.envelopes)
             for name, attempt, terms, envelope in zip(*columns, strict=True):
@@ -379,65 +478,32 @@ class WorkerTable:
             self._doubt(peer)
             for lease in peer.all():
                 lease.tracked_key = ((), lmq.foreign_id(lease.name, lease.attempt))
-            self._watch(self._remember(peer))
-
-    def _remember(self, peer: Peer) -> Peer:
-        self._peers[peer.identity] = self._named[peer.name] = peer
-        return peer
-
-    def _forget(self, peer: Peer) -> None:
-        del self._peers[peer.identity], self._named[peer.name]
+            self.watch(self.add(peer))
 
     # Time.
 
-    def cause(self, *caused: events.Event) -> None:
-        """Add events that an effect causes. They go to the scheduler in the next turn."""
-        self._overdue += caused
-        self.timers.add(AT_ONCE_NS, self.begin_turn, None)
-
-    def begin_turn(self, now_ns: int, _key: None = None) -> list[events.Event]:
-        """Set the time. Return events that effects have caused, which go to the scheduler before
-        all others."""
-        self.now_ns, result, self._overdue = now_ns, self._overdue, []
-        return result
-
     def _end_slots(self, now_ns: int, peer: Peer) -> list[events.Event]:
         """Free the slots of a worker's uncertain messages at their deadline."""
-        is_known = self._peers.get(peer.identity) is peer
-        return self.begin_turn(now_ns) + (self._forget_void(peer) if is_known else [])
+        is_known = self.peers.get(peer.key) is peer
+        return self.begin(now_ns) + (self._forget_void(peer) if is_known else [])
 
-    def _check_timeout(self, now_ns: int, peer: Peer) -> list[events.Event]:
-        """Ping a silent worker, or return events if it has timed out."""
-        if self._peers.get(peer.identity) is not peer or peer.timeout_check_ns > now_ns:
-            return []
-        result, peer.timeout_check_ns = self.begin_turn(now_ns), 0
-        if self._due_ns(peer) <= now_ns:
-            result += self._end_silence(peer)
-        if peer.identity in self._peers:
-            self._watch(peer)
-        return result
-
-    def _end_silence(self, peer: Peer) -> list[events.Event]:
+    def on_due(self, peer: Peer) -> list[events.Event]:
         if not peer.is_registered:
-            self._forget(peer)
+            self.forget(peer)
             return []
         if self.now_ns - peer.last_seen_ns >= self._timeout_ns(peer):
-            lmq.log_message("no message of %s for too long: it has left the table", peer.identity)
+            lmq.log_message("no message of %s for too long: it has left the table", peer.key)
             peer.is_registered = False
             return [events.WorkerLost(0, peer.name)]
         peer.pinged_ns = self.now_ns
-        routes = (
-            [peer.route] if peer.route else [one + peer.identity for one in self.socket_numbers]
-        )
-        return [self._ping(route) for route in routes]
+        routes = [peer.route] if peer.route else [one + peer.key for one in self.socket_numbers]
+        return [self.ping(peer, route) for route in routes]
 
-    def _watch(self, peer: Peer) -> None:
-        due_ns = self._due_ns(peer)
-        if not peer.timeout_check_ns or due_ns < peer.timeout_check_ns:
-            peer.timeout_check_ns = due_ns
-            self.timers.add(due_ns, self._check_timeout, peer)
+    def ping(self, peer: Peer, route: bytes) -> events.Event:
+        number = lmq.RESTARTED if peer.is_recalled else b"PING"
+        return self.send(route, lmq.Message(lmq.PING, number).frames())
 
-    def _due_ns(self, peer: Peer) -> int:
+    def due_ns(self, peer: Peer) -> int:
         if not peer.is_registered:
             return peer.last_seen_ns + FORGET_NS
         attended_ns = max(peer.last_seen_ns, peer.pinged_ns)

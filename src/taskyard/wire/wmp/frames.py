@@ -85,19 +85,19 @@ class Ready(Struct, omit_defaults=True):
     worker: Text
     slots: Annotated[int, Meta(ge=1, le=SLOTS_MAX)] | None = None
     services: Services | None = None
-    #: Distinguishes this process from others of the same id.
+    #: Distinguishes this process from other processes of the same id.
     incarnation: Number = 0
-    #: Its supervisor saw all processes of its id end, from this incarnation on. 0: unknown.
+    #: A supervisor saw all processes of its id end, from this incarnation on. 0: unknown.
     replaces: Number = 0
     #: The interval of its PINGs. 0: it does not promise any.
     heartbeat_ms: Number = 0
-    #: The worker forwards tasks to another broker, and its name for that one.
+    #: The worker forwards tasks to another broker, and its name for that broker.
     forwards: bool = False
     forwards_to: Text | None = None
 
 
 class Wake(Struct, omit_defaults=True):
-    """Manager: there are tasks, request one."""
+    """Manager: there are tasks to request."""
 
     service: Text
     #: The manager that sends this, as in all its messages but `Take`.
@@ -289,7 +289,7 @@ _raw_decoder = msgspec.json.Decoder(dict[str, Raw])
 #: All errors of the JSON decoder: too deep, too long a number, not UTF-8.
 _DECODE_ERRORS: Final = (msgspec.MsgspecError, RecursionError, ValueError)
 
-#: A string, even an unterminated one. Possessive: no byte is visited twice.
+#: A string, even if it is unterminated. Possessive: no byte is visited twice.
 _STRINGS: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
@@ -373,7 +373,7 @@ def _payload(frames: Sequence[bytes]) -> bytes:
 def encode(
     path: Sequence[bytes], message: FromWorker | FromManager, payload: bytes | None = None
 ) -> list[bytes]:
-    """Encode a message. Without a payload it has no frame for one."""
+    """Encode a message. Without a payload it has no frame for it."""
     frames = [*path, b"", VERSION, _BYTES_OF[type(message)], _encode(message)]
     return frames if payload is None else [*frames, payload]
 

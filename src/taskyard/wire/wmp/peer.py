@@ -1,8 +1,8 @@
-"""WMP at a worker: slots, locks, held tasks, and messages to managers. No I/O, no clock.
+"""WMP at a worker: managers, slots, locks, held tasks, and messages. No I/O, no clock.
 
 Messages and outcomes of tasks go in, actions come out: messages to send, tasks to start and stop. A
 worker has a connection to each manager or relay in its settings, and finds any number of managers
-behind them (`managers.py`).
+behind them.
 
     slots_free = slots - running tasks - locks
 
@@ -14,19 +14,130 @@ To a manager that sends no such CANCEL, a report is sent a few times more than n
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import count
 from typing import TYPE_CHECKING, ClassVar, Final, TypeAlias
 
-from msgspec import Struct, structs
+from msgspec import Struct, field, structs
 
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import Malformed
 from taskyard.wire.wmp import frames as wmp
 from taskyard.wire.wmp.frames import Side, name_of, text_of
-from taskyard.wire.wmp.managers import Manager, Managers, Route
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+
+#: Managers that are kept, and routes to each. Beyond that a new manager or route replaces the
+#: entry that was silent for longest.
+MANAGERS_MAX: Final = 1_000
+ROUTES_MAX: Final = 16
+
+
+class Route(Struct, frozen=True):
+    """A connection, by number, and the upstreams behind it."""
+
+    wire: int
+    back: tuple[int, ...] = ()
+
+
+class Manager(Struct, eq=False):
+    """A manager and the state that a worker keeps of it."""
+
+    #: The name. None: it sends no name.
+    name: str | None
+    #: The route of its last message is the last.
+    routes: dict[Route, None] = field(default_factory=dict)
+    last_seen_ns: int = 0
+    #: When to send the next heartbeat, and the interval after that.
+    ping_due_ns: int = 0
+    ping_after_ns: int = 0
+    pinged_ns: int = 0
+    #: The interval that it has set.
+    heartbeat_ns: int = SECOND_NS
+    #: Tasks that are held for it. Heartbeats to it list these only.
+    held: dict[tuple[bytes, int], None] = field(default_factory=dict)
+    #: It has sent BYE.
+    is_over: bool = False
+    #: Why it refuses the worker's id for now. Empty: it does not.
+    name_held: str = ""
+
+    #: The manager that it is, found by another route.
+    became: Manager | None = None
+
+    @property
+    def route(self) -> Route | None:
+        """Return the route of its last message, or None if there is none any more."""
+        return next(reversed(self.routes), None)
+
+    def current(self) -> Manager:
+        return self if self.became is None else self.became.current()
+
+
+class Managers:
+    """All managers, by the time of the latest message, the newest last."""
+
+    def __init__(self) -> None:
+        self._by_way: dict[Route, Manager] = {}
+        self._known: dict[int, Manager] = {}
+
+    def __iter__(self) -> Iterator[Manager]:
+        return iter([*self._known.values()])
+
+    def touch(self, route: Route, name: str | None, now_ns: int) -> Manager:
+        """Return the manager that sent a message by this route, with this name if it sent any."""
+        manager = self._find(route, name)
+        manager.last_seen_ns = now_ns
+        manager.routes.pop(route, None)
+        manager.routes[route] = None
+        self._by_way[route] = manager
+        self._known[id(manager)] = self._known.pop(id(manager), manager)
+        if len(manager.routes) > ROUTES_MAX:
+            self._drop_way(manager, next(iter(manager.routes)))
+        if len(self._known) > MANAGERS_MAX:
+            self.forget(next(iter(self._known.values())))
+        return manager
+
+    def _find(self, route: Route, name: str | None) -> Manager:
+        here = self._by_way.get(route)
+        if here is not None and name in (None, here.name):
+            return here
+        named = None if name is None else self._named(name)
+        if here is None:
+            return named or Manager(name)
+        if named is None and len(here.routes) == 1:
+            here.name = name  # it sends its name now, or has a new one since a restart
+            return here
+        named = named or Manager(name)
+        self._move(route, here, named)
+        return named
+
+    def _named(self, name: str) -> Manager | None:
+        return next((one for one in self._known.values() if one.name == name), None)
+
+    def _move(self, route: Route, former: Manager, manager: Manager) -> None:
+        """Assign a route to another manager. If the former has no other route, both are the same,
+        under another name."""
+        self._drop_way(former, route)
+        if not former.routes:
+            manager.held.update(former.held)
+            former.became = manager
+            self.forget(former)
+
+    def _drop_way(self, manager: Manager, route: Route) -> None:
+        manager.routes.pop(route, None)
+        self._by_way.pop(route, None)
+
+    def forget(self, manager: Manager) -> None:
+        for route in [*manager.routes]:
+            self._drop_way(manager, route)
+        self._known.pop(id(manager), None)
+
+    def on(self, wire: int) -> list[Manager]:
+        """Return the managers with a route by this connection."""
+        return [one for one in self if any(route.wire == wire for route in one.routes)]
+
 
 #: The interval of READY while there are free slots, because a manager may have lost it.
 READY_NS_MIN: Final = SECOND_NS
@@ -82,14 +193,14 @@ class Settings(Struct, frozen=True):
     """The worker's id, services and slots."""
 
     worker: bytes
-    #: Empty: those that its managers choose for workers that name none.
+    #: Empty: its managers choose them, as for workers that name none.
     services: tuple[bytes, ...] = (b"default",)
     slots: int = 1
-    #: Distinguishes this process from earlier ones of the same id.
+    #: Distinguishes this process from earlier processes of the same id.
     incarnation: int = 0
     #: 0: each manager sets it, up to HEARTBEAT_NS_MAX.
     heartbeat_ns: int = SECOND_NS
-    #: Its supervisor saw all processes of its id end, from this incarnation on. 0: no supervisor.
+    #: A supervisor saw all processes of its id end, from this incarnation on. 0: no supervisor.
     replaces: int = 0
     #: It submits its tasks to another broker, and to which.
     forwards: bool = False
@@ -122,7 +233,7 @@ class Start(Struct):
 
 
 class Stop(Struct):
-    """Stop a task. Its outcome is ignored."""
+    """Stop a task. The outcome is ignored."""
 
     name: bytes
     attempt: int
@@ -149,7 +260,7 @@ class Held(Struct):
     bytes_total: int = 0
     sent_ns: int = 0
     sent_count: int = 0
-    #: Its manager sends whether a task that it stops has ended.
+    #: The manager sends whether a task that it stops has ended.
     is_end_sent: bool = False
 
     @property
@@ -158,7 +269,7 @@ class Held(Struct):
 
 
 class Worker:
-    """One worker and all its managers. `wires` is the number of its connections."""
+    """A worker and all its managers. `wires` is the number of its connections."""
 
     def __init__(self, settings: Settings, wires: int, now_ns: int) -> None:
         self._settings = settings
@@ -235,7 +346,7 @@ class Worker:
         if path:
             raise Malformed("a message to a worker must not have a path")
         route = Route(wire, tuple(message.back or ()))
-        # The manager in TAKE is the owner of the task, which may be behind this one.
+        # The manager in TAKE is the owner of the task, which may be behind this manager.
         name = None if isinstance(message, wmp.Take) else message.manager
         self._HANDLERS[type(message)](
             self, self._touch(route, name, now_ns), message, payload, now_ns
@@ -511,7 +622,7 @@ class Worker:
         self, kind: type[wmp.WorkerPing | wmp.WorkerPong], manager: Manager
     ) -> wmp.WorkerPing | wmp.WorkerPong:
         """Return a heartbeat. A manager without a name may have other routes, for which other tasks
-        are held. If none is held for this one, the list is left out."""
+        are held. If none is held for this route, the list is left out."""
         message = kind(self._id, manager=manager.name)
         if self._settings.incarnation:
             message.number = next(self._heartbeat_numbers)

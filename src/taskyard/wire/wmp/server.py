@@ -11,29 +11,135 @@ a READY without headers gets BYE. No sockets, no clock. `peer.py` is the other e
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from heapq import nlargest
+from typing import TYPE_CHECKING, ClassVar, Final
 
-from msgspec import Struct, structs
+from msgspec import Struct, field, structs
 
 from taskyard.core import effects, events
 from taskyard.core.blobs import Blob
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Refusal, WorkerFacts
-from taskyard.core.timer_heap import TimerHeap
 from taskyard.errors import Malformed
 from taskyard.wire import dialect as wire_dialect
-from taskyard.wire import roles
+from taskyard.wire import peers, roles
+from taskyard.wire.seen_relays import SeenRelay
 from taskyard.wire.wmp import frames as wmp
 from taskyard.wire.wmp.frames import Side, name_of, text_of
-from taskyard.wire.wmp.routes import PathRelays, Peer, PendingReply, Sender
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from taskyard.wire.dialect import Reply
     from taskyard.wire.health_views import RelayHealth
-    from taskyard.wire.seen_relays import RefusedPeer, SeenRelay
+    from taskyard.wire.seen_relays import RefusedPeer
+
+
+#: Relays in a status.
+RELAYS_SHOWN_MAX: Final = 100
+
+
+class Peer(peers.Peer, eq=False):
+    """The route to a worker, and its facts, by its name in the core."""
+
+    #: The relays behind the route.
+    path: tuple[bytes, ...] = ()
+    #: The facts of its last READY. None: there was none, or it is void.
+    facts: WorkerFacts | None = None
+    #: The incarnation of the process. None: unknown.
+    incarnation: int | None = None
+    #: The incarnation that sent the newest list of tasks, and the number of that list.
+    newest_list: tuple[int | None, int] = (None, 0)
+    #: The routes and paths of its messages, the earliest first. A new route is a new connection.
+    routes: dict[tuple[bytes, tuple[bytes, ...]], None] = field(default_factory=dict)
+
+
+class Sender(Struct):
+    """The sender of a message, its route, and the time."""
+
+    route: bytes
+    path: tuple[bytes, ...]
+    worker: bytes
+    now_ns: int
+    #: The incarnation of the process. None: not in the message.
+    incarnation: int | None = None
+    #: The name of the key of the connection. Empty: it has none.
+    key: str = ""
+
+
+class PendingReply(Struct):
+    """A message of a worker that gets its reply in this turn, or a PING of ours."""
+
+    sender: Sender
+    #: GIVE: the lock's id. None: not a GIVE.
+    lock: wmp.LockId | None = None
+    #: It comes from another process than the known process of this id.
+    is_newcomer: bool = False
+    #: READY: the facts of a newcomer.
+    facts: WorkerFacts | None = None
+    #: A PING, which gets a PONG.
+    is_ping: bool = False
+    #: GIVE: the worker forwards its tasks.
+    forwards: bool = False
+
+
+class PathRelay(SeenRelay):
+    """A relay that workers' messages have passed."""
+
+    #: Workers whose last message passed it.
+    workers: int = 0
+
+
+class PathRelays:
+    """The relays that workers' messages pass, as the paths of the messages show.
+
+    On its way up a message collects the route of each hop, the first relay's last. So the relay
+    with the connection is that of the route, and each part of the path but the last is another
+    relay."""
+
+    def __init__(self) -> None:
+        self._relays: dict[tuple[bytes, ...], PathRelay] = {}
+
+    def add(self, peer: Peer) -> list[SeenRelay]:
+        """Count a worker at the relays of its path. Return a new relay with a connection, if
+        any."""
+        new: list[SeenRelay] = []
+        for name in _relays_of(peer):
+            relay = self._relays.get(name)
+            if relay is None:
+                seen_ns = peer.last_seen_ns
+                relay = self._relays[name] = PathRelay(len(name), seen_ns, seen_ns)
+                new += [relay] if relay.depth == 1 else []
+            relay.workers += 1
+        return new
+
+    def touch(self, peer: Peer, key: str) -> None:
+        """Note the time of a worker's last message, and the name of its connection's key."""
+        for name in _relays_of(peer):
+            relay = self._relays[name]
+            relay.last_seen_ns = peer.last_seen_ns
+            relay.key = key if relay.depth == 1 else ""
+
+    def remove(self, peer: Peer) -> None:
+        """Take a worker off the relays of its path. Forget relays without workers."""
+        for name in _relays_of(peer):
+            relay = self._relays[name]
+            relay.workers -= 1
+            if not relay.workers:
+                del self._relays[name]
+
+    def health(self, now_ns: int) -> list[RelayHealth]:
+        """Return the relays for the status, by the time of the latest message, the newest first."""
+        latest = nlargest(RELAYS_SHOWN_MAX, self._relays.values(), key=lambda one: one.last_seen_ns)
+        return [relay.health("wmp", relay.workers, now_ns) for relay in latest]
+
+
+def _relays_of(peer: Peer) -> list[tuple[bytes, ...]]:
+    """Return a name for each relay of a path, beginning at the connection."""
+    hops = (peer.route, *peer.path)
+    return [hops[:depth] for depth in range(1, len(hops))]
+
 
 #: Silence after which a worker is pinged. It has time for two replies before it times out.
 PING_NS: Final = 5 * SECOND_NS
@@ -44,10 +150,10 @@ SILENCE_NS: Final = 15 * SECOND_NS
 #: The least silence after which the route to a worker is forgotten, long after its timeout.
 FORGET_NS: Final = 4 * SILENCE_NS
 
-#: Workers whose routes are kept, those with the latest messages.
+#: Workers whose routes are kept, by the time of the latest message.
 PEERS_MAX: Final = 10_000
 
-#: Routes of a worker that are kept, the latest ones. It has one by each relay.
+#: Latest routes of a worker that are kept. It has a route by each relay.
 ROUTES_MAX: Final = 16
 
 #: Bounds of the heartbeat interval that a worker may promise.
@@ -90,38 +196,34 @@ class Settings(Struct, frozen=True):
     services: tuple[bytes, ...] = (b"default",)
     #: The silence after which a worker is pinged.
     ping_ns: int = PING_NS
+    #: The silence after which a worker times out and loses its tasks.
+    lease_timeout_ns: int = SILENCE_NS
     #: The prefix of the workers' names.
     prefix: bytes = wire_dialect.WMP
 
 
-class Wmp:
-    """All workers of this dialect, on any number of sockets."""
+_DEFAULT_SETTINGS: Final = Settings()
+
+
+class Wmp(peers.PeerTable[Peer]):
+    """All workers of this dialect, on any number of sockets. The latest to send is last."""
 
     def __init__(
         self,
         dialect: int,
         manager: str,
         random_bits: Callable[[], int],
-        lease_timeout_ns: int = SILENCE_NS,
-        settings: Settings | None = None,
+        settings: Settings = _DEFAULT_SETTINGS,
     ) -> None:
-        settings = settings or Settings()
-        self.timers = TimerHeap()
+        """`random_bits` returns a number from 0 to 2**32."""
+        super().__init__(dialect)
+        self._settings = settings
         self.prefix = settings.prefix
-        self._services = settings.services
-        self._ping_ns = settings.ping_ns
-        self._forget_ns = max(FORGET_NS, 4 * lease_timeout_ns)
-        self._numbers = wire_dialect.request_numbers(dialect)
+        self._forget_ns = max(FORGET_NS, 4 * settings.lease_timeout_ns)
         #: Our name to workers. It stays the same after a restart, so that reports on tasks from
         #: before it are accepted.
         self._manager = manager
         self._random_bits = random_bits
-        self._lease_timeout_ns = lease_timeout_ns
-        self._peers: dict[bytes, Peer] = {}
-        #: When each of them sent a message or was pinged, the earliest first.
-        self._attended_ns: dict[bytes, int] = {}
-        #: A timer is set for the first of them. It may be early, never late.
-        self._has_timer = False
         #: The workers behind each route. A relay has many.
         self._behind: dict[bytes, dict[bytes, None]] = {}
         self._relays = PathRelays()
@@ -184,9 +286,12 @@ class Wmp:
         return found + self._HANDLERS[type(message)](self, sender, message, payload)
 
     def _ready(self, sender: Sender, message: wmp.Ready, _payload: bytes) -> list[events.Event]:
-        if self.leaving and sender.worker not in self._peers:
+        if self.leaving and sender.worker not in self.peers:
             rejected = events.RequestRejected(
-                *(0, sender.route, self._issue(sender), Refusal.SHUTTING_DOWN),
+                0,
+                sender.route,
+                self._issue(sender),
+                Refusal.SHUTTING_DOWN,
                 text="the manager is shutting down",
             )
             return [rejected]
@@ -209,13 +314,13 @@ class Wmp:
         """Return the facts of a worker. A list of its tasks keeps them on a new connection and
         after a restart. A worker that sends none has a deadline."""
         return WorkerFacts(
-            services=_services(message.services) or self._services,
+            services=_services(message.services) or self._settings.services,
             slots_total=message.slots or 0,
-            lease_timeout_ns=self._lease_timeout_ns,
+            lease_timeout_ns=self._settings.lease_timeout_ns,
             incarnation=message.incarnation,
             wants_wake=True,
             dialect=b"wmp",
-            restart_lease_ns=self._lease_timeout_ns,
+            restart_lease_ns=self._settings.lease_timeout_ns,
             heartbeat_ns=_heartbeat_ns(message.heartbeat_ms) if message.incarnation else 0,
             forwards=message.forwards,
             forwards_to=name_of(message.forwards_to, "broker") if message.forwards_to else b"",
@@ -236,7 +341,10 @@ class Wmp:
     def _done(self, sender: Sender, message: wmp.Done, payload: bytes) -> list[events.Event]:
         is_cut = message.status == "ok" and message.bytes_total > 0
         report = events.TasksReported(
-            *(0, sender.worker, [name_of(message.task)], [message.attempt]),
+            0,
+            sender.worker,
+            [name_of(message.task)],
+            attempts=[message.attempt],
             outcomes=None if message.status == "ok" else [_OUTCOMES[message.status]],
             texts=[Blob(b"", message.bytes_total, payload) if is_cut else payload],
             random_bits=self._random_bits(),
@@ -251,7 +359,11 @@ class Wmp:
         if message.percent is None and message.text is None:
             return [events.WorkerHeartbeat(0, sender.worker, incarnation=sender.incarnation)]
         progressed = events.TasksProgressed(
-            *(0, sender.worker, [name], [message.attempt]), incarnation=sender.incarnation
+            0,
+            sender.worker,
+            [name],
+            attempts=[message.attempt],
+            incarnation=sender.incarnation,
         )
         if message.percent is not None:
             progressed.percents = [int(min(max(message.percent, 0), _PERCENT_MAX))]
@@ -282,8 +394,9 @@ class Wmp:
         return heartbeat
 
     def _bye(self, sender: Sender, _message: wmp.WorkerBye, _payload: bytes) -> list[events.Event]:
-        if not self._is_newcomer(sender):
-            self._forget(sender.worker)
+        peer = self.peers.get(sender.worker)
+        if peer is not None and not self._is_newcomer(sender):
+            self.forget(peer)
         return [events.WorkerExited(0, sender.worker, incarnation=sender.incarnation)]
 
     _HANDLERS: ClassVar[dict[type, Callable[..., list[events.Event]]]] = {
@@ -324,7 +437,7 @@ class Wmp:
                 slots=terms.slots,
                 submitted_ns=terms.submitted_ns if pending.forwards else 0,
             )
-            sent.append(_reply(pending, take, effect.payloads[index] or name))
+            sent.append(_reply(pending.sender, take, effect.payloads[index] or name))
         return sent
 
     def _nothing(self, effect: effects.NoWork) -> list[Reply]:
@@ -334,12 +447,12 @@ class Wmp:
         bye = wmp.ManagerBye(self._id(effect.worker), "no more tasks", self._manager)
         pending = self._pending.pop(effect.request, None)
         if pending is not None:
-            return [*self._unlock(pending), _reply(pending, bye)]
+            return [*self._unlock(pending), _reply(pending.sender, bye)]
         return self._to(effect.worker, bye)
 
     def _stranger(self, effect: effects.UnknownWorker) -> list[Reply]:
         """Void the READY of a worker that timed out or sent none."""
-        peer = self._peers.get(effect.worker)
+        peer = self.peers.get(effect.worker)
         if peer is not None:
             peer.facts = None
         return self._unlock(self._pending.pop(effect.request, None))
@@ -347,7 +460,7 @@ class Wmp:
     def _ended(self, effect: effects.LeasesEnded) -> list[Reply]:
         """Void the READY of a worker whose tasks may never have arrived. It waits for them, and
         sends READY again when a PING shows that there is none."""
-        peer = self._peers.get(effect.worker)
+        peer = self.peers.get(effect.worker)
         if peer is None:
             return []
         peer.facts = None
@@ -358,15 +471,15 @@ class Wmp:
         pending = self._pending.pop(effect.request, None)
         if pending is None:
             return []
-        if pending.newcomer is not None:
-            self._accept_newcomer(pending.newcomer, pending.facts)
+        if pending.is_newcomer:
+            self._accept_newcomer(pending.sender, pending.facts)
         if not pending.is_ping:
             return []
-        peer = self._peers.get(effect.worker)
+        peer = self.peers.get(effect.worker)
         ready = peer is not None and peer.facts is not None
         pong = wmp.ManagerPong(self._id(effect.worker), ready, self._manager)
         pong.heartbeat_ms = effect.heartbeat_ns // _MILLISECOND_NS
-        return [_reply(pending, pong)]
+        return [_reply(pending.sender, pong)]
 
     def _stop(self, effect: effects.Stop) -> list[Reply]:
         sent: list[Reply] = []
@@ -379,23 +492,29 @@ class Wmp:
         pending = self._pending.pop(effect.request, None)
         if pending is None:
             return []
-        peer = self._peers.get(pending.worker)
+        peer = self.peers.get(pending.sender.worker)
         ready = peer is not None and peer.facts is not None
-        return [_reply(pending, wmp.ManagerPing(self._id(pending.worker), ready, self._manager))]
+        return [
+            _reply(
+                pending.sender,
+                wmp.ManagerPing(self._id(pending.sender.worker), ready, self._manager),
+            )
+        ]
 
     def _refused(self, effect: effects.Refused) -> list[Reply]:
         """Refuse a peer that is late, has a key without this right, or uses another's id."""
         pending = self._pending.pop(effect.request, None)
         if pending is None:
             return []
-        bye = wmp.ManagerBye(self._id(pending.worker), effect.text, self._manager)
+        bye = wmp.ManagerBye(self._id(pending.sender.worker), effect.text, self._manager)
         if effect.refusal is Refusal.FORBIDDEN:
             bye.code = wmp.FORBIDDEN
         elif effect.refusal in _NAME_REFUSALS:
             bye.code = effect.refusal.value
-            if pending.newcomer is None:
-                self._forget(pending.worker)  # this route does not lead to the id's holder
-        return [_reply(pending, bye)]
+            peer = self.peers.get(pending.sender.worker)
+            if peer is not None and not pending.is_newcomer:
+                self.forget(peer)  # its route does not lead to the id's holder
+        return [_reply(pending.sender, bye)]
 
     _REPLIES: ClassVar[dict[type, Callable[..., list[Reply]]]] = {
         effects.Wake: _wake,
@@ -413,23 +532,19 @@ class Wmp:
     def _unlock(self, pending: PendingReply | None) -> list[Reply]:
         if pending is None or pending.lock is None:
             return []
-        return [_reply(pending, wmp.No(pending.lock, self._manager))]
+        return [_reply(pending.sender, wmp.No(pending.lock, self._manager))]
 
     def _to(self, worker: bytes, message: wmp.FromManager) -> list[Reply]:
-        """Send a message to a worker by the route of its last message, if there is one."""
-        peer = self._peers.get(worker)
+        """Send a message to a worker by the route of its last message, if there is any."""
+        peer = self.peers.get(worker)
         return [] if peer is None else [_reply(peer, message)]
 
     def _id(self, worker: bytes) -> str:
         return text_of(worker.removeprefix(self.prefix))
 
     def _issue(self, sender: Sender, lock: wmp.LockId | None = None) -> int:
-        number = next(self._numbers)
-        pending = self._pending[number] = PendingReply(
-            sender.route, sender.path, sender.worker, lock
-        )
-        if self._is_newcomer(sender):
-            pending.newcomer = sender
+        number = next(self.numbers)
+        self._pending[number] = PendingReply(sender, lock, self._is_newcomer(sender))
         return number
 
     # Routes.
@@ -437,20 +552,21 @@ class Wmp:
     def disconnected(self, route: bytes) -> list[events.Event]:
         """Forget the workers behind a route that can't be reached. They must send READY again."""
         found: list[events.Event] = []
-        for worker in [*self._behind.get(route, ())]:
-            found.append(events.WorkerUnreachable(0, worker, self._peers[worker].incarnation))
-            self._forget(worker)
+        for peer in [self.peers[worker] for worker in self._behind.get(route, ())]:
+            found.append(events.WorkerUnreachable(0, peer.name, peer.incarnation))
+            self.forget(peer)
         return found
 
     cut = disconnected
 
     def reconnected(self, route: bytes, now_ns: int) -> list[events.Event]:
-        """Doubt the tasks of workers behind a relay, whose messages may be lost. Those of the peer
-        itself are doubted with its next message, which shows whether it is the same process."""
+        """Doubt the tasks of workers behind a relay, whose messages may be lost. The tasks of the
+        peer itself are doubted with its next message, which shows whether it is the same
+        process."""
         del now_ns
         found: list[events.Event] = []
         for worker in self._behind.get(route, ()):
-            peer = self._peers[worker]
+            peer = self.peers[worker]
             peer.routes.pop((route, ()), None)
             if peer.path:
                 found.append(events.WorkerReconnected(0, worker, peer.incarnation))
@@ -459,108 +575,96 @@ class Wmp:
     def _reconnection(self, sender: Sender) -> list[events.Event]:
         """Return an event if a message is the first by its route. Without a routing id of its own
         or behind a relay, a worker gets another route with each connection."""
-        peer = self._peers.get(sender.worker)
+        peer = self.peers.get(sender.worker)
         if peer is not None and (
             (sender.route, sender.path) in peer.routes or self._is_newcomer(sender)
         ):
             return []
         return [events.WorkerReconnected(0, sender.worker, sender.incarnation)]
 
-    def _set_timer(self) -> None:
-        """Set a timer for the next silent worker, if there are workers."""
-        self._has_timer = bool(self._attended_ns)
-        if self._has_timer:
-            attended_ns = next(iter(self._attended_ns.values()))
-            self.timers.add(attended_ns + self._ping_ns, self._ping_silent, None)
+    def due_ns(self, peer: Peer) -> int:
+        ping_at_ns = max(peer.last_seen_ns, peer.pinged_ns) + self._settings.ping_ns
+        return min(ping_at_ns, peer.last_seen_ns + self._forget_ns)
 
-    def _ping_silent(self, now_ns: int, _key: None) -> list[events.Event]:
-        """Ping silent workers, and forget those that were silent for too long."""
-        requested: list[events.Event] = []
-        for worker, attended_ns in [*self._attended_ns.items()]:
-            if attended_ns + self._ping_ns > now_ns:
-                break
-            peer = self._peers[worker]
-            if peer.last_seen_ns + self._forget_ns <= now_ns:
-                self._forget(worker)
-                continue
-            self._put_last(worker, now_ns)
-            number = self._issue(Sender(peer.route, peer.path, worker, now_ns))
-            requested.append(events.ReplyDue(0, peer.route, number))
-        self._set_timer()
-        return requested
+    def may_forget(self, peer: Peer) -> bool:  # noqa: ARG002  # any peer may be forgotten
+        return True
+
+    def on_due(self, peer: Peer) -> list[events.Event]:
+        if peer.last_seen_ns + self._forget_ns <= self.now_ns:
+            self.forget(peer)
+            return []
+        peer.pinged_ns = self.now_ns
+        number = self._issue(Sender(peer.route, peer.path, peer.name, self.now_ns))
+        return [events.ReplyDue(0, peer.route, number)]
 
     def _is_newcomer(self, sender: Sender) -> bool:
-        """Return whether the sender is another process than the known one of this id."""
-        peer = self._peers.get(sender.worker)
+        """Return whether the sender is another process than the known process of this id."""
+        peer = self.peers.get(sender.worker)
         if peer is None or None in (peer.incarnation, sender.incarnation):
             return False
         return peer.incarnation != sender.incarnation
 
     def _accept_newcomer(self, sender: Sender, facts: WorkerFacts | None) -> None:
-        """Replace the known process of an id by an accepted one."""
-        self._forget(sender.worker)
+        """Replace the known process of an id by an accepted newcomer."""
+        known = self.peers.get(sender.worker)
+        if known is not None:
+            self.forget(known)
         self._note_route(sender).facts = facts
 
     def _note_route(self, sender: Sender) -> Peer:
         """Keep the route of a message. The route of a newcomer is not kept yet."""
+        worker, route, path = sender.worker, sender.route, sender.path
         if self._is_newcomer(sender):
-            return Peer(sender.route, sender.path, sender.now_ns)
-        peer = self._peers.get(sender.worker)
+            return Peer(worker, worker, route, sender.now_ns, path=path)
+        peer = self.peers.pop(worker, None)
         if peer is None:
-            if len(self._peers) >= PEERS_MAX:
-                self._forget(next(iter(self._attended_ns)))
-            peer = Peer(sender.route, sender.path, sender.now_ns)
-            self._peers[sender.worker] = peer
-            self._behind.setdefault(sender.route, {})[sender.worker] = None
-            self.newcomers += self._relays.add(peer, sender.now_ns)
-        elif (peer.route, peer.path) != (sender.route, sender.path):
-            self._unlist(sender.worker, peer)
-            peer.route, peer.path = sender.route, sender.path
-            self._behind.setdefault(sender.route, {})[sender.worker] = None
-            self.newcomers += self._relays.add(peer, sender.now_ns)
+            self.has_room(PEERS_MAX)  # else forget the peer that was silent for longest
+            peer = self.add(Peer(worker, worker, route, sender.now_ns, path=path))
+            self._list(peer)
+            self.watch(peer)
+        elif (peer.route, peer.path) != (route, path):
+            self._unlist(peer)
+            peer.route, peer.path, peer.last_seen_ns = route, path, sender.now_ns
+            self._list(peer)
+        self.peers[worker] = peer
         peer.last_seen_ns = sender.now_ns
-        if peer.path:
+        if path:
             self._relays.touch(peer, sender.key)
-        peer.routes[sender.route, sender.path] = None
+        peer.routes[route, path] = None
         if len(peer.routes) > ROUTES_MAX:
             del peer.routes[next(iter(peer.routes))]
         if sender.incarnation is not None:
             peer.incarnation = sender.incarnation
-        self._put_last(sender.worker, sender.now_ns)
         return peer
 
-    def _put_last(self, worker: bytes, now_ns: int) -> None:
-        self._attended_ns.pop(worker, None)
-        self._attended_ns[worker] = now_ns
-        if not self._has_timer:
-            self._set_timer()
+    def forget(self, peer: Peer) -> None:
+        super().forget(peer)
+        self._unlist(peer)
 
-    def _forget(self, worker: bytes) -> None:
-        peer = self._peers.pop(worker, None)
-        if peer is not None:
-            del self._attended_ns[worker]
-            self._unlist(worker, peer)
+    def _list(self, peer: Peer) -> None:
+        self._behind.setdefault(peer.route, {})[peer.name] = None
+        self.newcomers += self._relays.add(peer)
 
-    def _unlist(self, worker: bytes, peer: Peer) -> None:
+    def _unlist(self, peer: Peer) -> None:
         self._relays.remove(peer)
         behind = self._behind[peer.route]
-        del behind[worker]
+        del behind[peer.name]
         if not behind:
             del self._behind[peer.route]
 
     def relays(self, now_ns: int) -> list[RelayHealth]:
-        """Return the relays for the status, the one with the latest message first."""
+        """Return the relays for the status, by the time of the latest message, the newest first."""
         return self._relays.health(now_ns)
 
 
 def _heartbeat_ns(promised_ms: int) -> int:
-    """Return the heartbeat interval of a worker. One that promises none is pinged."""
+    """Return the heartbeat interval of a worker. Without a promise it is pinged."""
     promised_ns = promised_ms * _MILLISECOND_NS or PING_NS
     return min(max(promised_ns, HEARTBEAT_NS_MIN), HEARTBEAT_NS_MAX)
 
 
 def _is_newest(peer: Peer, sender: Sender, number: int) -> bool:
-    """Return whether a list is the newest. One by a slower route may arrive later."""
+    """Return whether a list is the newest. An older list by a slower route may arrive later."""
     incarnation, newest = peer.newest_list
     if not number:
         return True
@@ -574,18 +678,15 @@ def _services(message: list[str] | None) -> tuple[bytes, ...]:
     return tuple(dict.fromkeys(name_of(one, "service") for one in message or ()))
 
 
-def _reply(
-    to: PendingReply | Peer, message: wmp.FromManager, payload: bytes | None = None
-) -> Reply:
+def _reply(to: Sender | Peer, message: wmp.FromManager, payload: bytes | None = None) -> Reply:
     return to.route, wmp.encode(to.path, message, payload)
 
 
-def make_server(dialect: int, identity: bytes, listener: str = "", **more: Any) -> Wmp:  # noqa: ANN401
-    """Create the dialect of a broker with this number and the identity of its journal, which is the
-    same after a restart. `random_bits` returns a number from 0 to 2**32.
+def manager_name(identity: bytes, listener: str = "") -> str:
+    """Return the name of a manager by the identity of its journal. It is the same after a restart.
 
     A listener with a name of its own is a manager of its own. A worker that connects to two of them
-    would send reports to the wrong one otherwise.
+    would mix up their reports otherwise.
     """
-    manager = identity.hex()
-    return Wmp(dialect, f"{manager}@{listener}" if listener else manager, **more)
+    name = identity.hex()
+    return f"{name}@{listener}" if listener else name

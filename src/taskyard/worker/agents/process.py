@@ -1,4 +1,4 @@
-"""One agent: a child program that reads tasks and writes reports, line by line.
+"""An agent: a child program that reads tasks and writes reports, line by line.
 
 Owns the process, its pipes and the tasks that it holds. Ends an agent that is silent for too long
 with a task, that exceeds a time limit, or that violates the protocol. Output after that is ignored.
@@ -8,8 +8,11 @@ with a task, that exceeds a time limit, or that violates the protocol. Output af
 import logging
 import os
 import stat
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
+from selectors import EVENT_WRITE, BaseSelector
 from typing import Final
 
 from msgspec import Struct, structs
@@ -20,8 +23,8 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.core.runs import Run
 from taskyard.process.child import STATUS_UNKNOWN, status_text
 from taskyard.process.state_files import is_running
-from taskyard.wire.hungry import zmailer
-from taskyard.wire.hungry.frames import (
+from taskyard.wire import hungry
+from taskyard.wire.hungry import (
     FINISHING,
     IDLE,
     LARVA,
@@ -35,14 +38,15 @@ from taskyard.wire.hungry.frames import (
     PassedOver,
     Report,
 )
-from taskyard.worker.agents.pipes import LineLogger, StdinPipe
 from taskyard.worker.agents.rules import AgentSettings, LaneKey
 from taskyard.worker.jobs import (
     AGENT_CLOSED_NS_MAX,
     AGENT_FINISH_NS_MAX,
     AGENT_IDLE_NOTICE_NS,
+    AGENT_LOG_LINES_MAX,
     AGENT_MALFORMED_LINES_MAX,
     CHILD_START_NS_MAX,
+    LAST_LINE_BYTES_MAX,
     OUTPUT_TAIL_BYTES,
     PROGRESS_BYTES_MAX,
     RESULT_BYTES_MAX,
@@ -61,6 +65,139 @@ from taskyard.worker.processes import (
     SupervisedProcess,
     start,
 )
+
+logger = logging.getLogger("taskyard.worker")
+
+
+class StdinPipe:
+    """A pipe to a process. Never blocks, and buffers bytes that the process has not read."""
+
+    def __init__(self, selector: BaseSelector) -> None:
+        self._selector = selector
+        self._reading, writing = os.pipe()
+        #: None when either side has closed it.
+        self._writing: int | None = writing
+        os.set_blocking(writing, False)
+        #: Lines that are not fully written. Views, so nothing is copied.
+        self._unsent: deque[tuple[tuple[Key, ...], memoryview]] = deque()
+        #: Part of the first line is written.
+        self._is_begun = False
+        self._is_polled = False
+        self._is_ending = False
+
+    @contextmanager
+    def reading_end(self) -> Iterator[int]:
+        """Lend the reading end to a process that is being started. Close the pipe if that fails."""
+        try:
+            yield self._reading
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            os.close(self._reading)
+
+    def is_open(self) -> bool:
+        return self._writing is not None and not self._is_ending
+
+    def send(self, line: bytes, *keys: Key) -> None:
+        """Write a line. `keys` are the tasks that the line contains."""
+        if line:
+            self._unsent.append((keys, memoryview(line)))
+            self._write()
+
+    def end(self) -> None:
+        """Close the pipe when everything is written."""
+        self._is_ending = True
+        self._write()
+
+    def close(self) -> None:
+        if self._writing is not None:
+            self._poll(wanted=False)
+            os.close(self._writing)
+            self._writing = None
+
+    def unsent_keys(self) -> list[Key]:
+        """Return the tasks of which no byte was written."""
+        unsent = list(self._unsent)[1 if self._is_begun else 0 :]
+        return [key for keys, _ in unsent for key in keys]
+
+    def _write(self) -> None:
+        if self._writing is None:
+            return
+        try:
+            while self._unsent:
+                keys, line = self._unsent[0]
+                written = os.write(self._writing, line)
+                self._is_begun = written < len(line)
+                if self._is_begun:
+                    self._unsent[0] = (keys, line[written:])
+                else:
+                    self._unsent.popleft()
+        except BlockingIOError:
+            pass
+        except OSError:  # it closed its stdin, or it died and its pidfd is ready
+            self.close()
+            return
+        if self._is_ending and not self._unsent:
+            self.close()
+        else:
+            self._poll(wanted=bool(self._unsent))
+
+    def _poll(self, *, wanted: bool) -> None:
+        if self._writing is None or wanted == self._is_polled:
+            return
+        self._is_polled = wanted
+        if wanted:
+            self._selector.register(self._writing, EVENT_WRITE, lambda _events: self._write())
+        else:
+            self._selector.unregister(self._writing)
+
+
+class LineLogger:
+    """Logs the lines of a process. Cuts long lines, and limits the lines per second."""
+
+    def __init__(self, source: str, now_ns: Callable[[], int]) -> None:
+        self._source = source
+        self._now_ns = now_ns
+        self._pending = b""
+        self._second = 0
+        self._lines = 0
+        self._suppressed = 0
+
+    def add(self, chunk: bytes) -> None:
+        """Add bytes, of several lines or of a part of a line."""
+        *lines, rest = (self._pending + chunk).split(b"\n")
+        self._pending = rest[: LAST_LINE_BYTES_MAX + 1]
+        for line in lines:
+            self.log(line)
+
+    def log(self, line: bytes, level: int = logging.WARNING) -> None:
+        text = last_line(line[:LAST_LINE_BYTES_MAX]).decode()
+        if text and len(line) > LAST_LINE_BYTES_MAX:
+            text += " [...]"
+        if not text or not logger.isEnabledFor(level):
+            return
+        second = self._now_ns() // SECOND_NS
+        if second != self._second:
+            self._second, self._lines = second, 0
+        self._lines += 1
+        if self._lines > AGENT_LOG_LINES_MAX:
+            self._suppressed += 1
+            return
+        self._log_suppressed()
+        logger.log(level, "%s: %s", self._source, text)
+
+    def end(self) -> None:
+        """Log the last line, which may have no line end."""
+        self.log(self._pending)
+        self._pending = b""
+        self._log_suppressed()
+
+    def _log_suppressed(self) -> None:
+        if self._suppressed:
+            logger.warning("%s: %d more lines not logged", self._source, self._suppressed)
+            self._suppressed = 0
+
 
 #: Why an agent is ended.
 _NOT_HUNGRY: Final = b"the agent sent no #hungry within %d s of its start" % (
@@ -94,7 +231,7 @@ class Agent(SupervisedProcess):
         self._pipes = lines
         self._on_output = on_output
         self._settings = settings
-        self._session = zmailer.SESSIONS[settings.lines](settings.overfeed)
+        self._session = hungry.SESSIONS[settings.lines](settings.overfeed)
         #: The current or last lane.
         self.lane: LaneKey | None = None
         self._jobs: dict[Key, Job] = {}
@@ -114,11 +251,11 @@ class Agent(SupervisedProcess):
         now_ns = runner_context.now_ns()
         #: The last time that it was fed or sent a line.
         self.last_received_ns = now_ns
-        #: Since when its oldest task is the oldest. Its time limit begins then.
+        #: Since when its oldest task is the oldest. The time limit begins then.
         self._oldest_since_ns = now_ns
         #: Called at `due_ns`.
         self._on_timeout: Callable[[], None] = partial(self.end, _NOT_HUNGRY)
-        #: Whether it has reported on a task, and whether it has received one.
+        #: Whether it has reported on any task, and whether it has received any.
         self._is_useful = False
         self.has_eaten = False
         #: Whether an exit without a report counts as a failure.
@@ -133,7 +270,7 @@ class Agent(SupervisedProcess):
 
     @property
     def pool(self) -> tuple[str, ...]:
-        """Its command and lines. Agents of one pool can take each other's tasks."""
+        """The command and lines. Agents of one pool can take each other's tasks."""
         return self._settings.pool
 
     @property
@@ -311,7 +448,7 @@ class Agent(SupervisedProcess):
         self._end_if_unwanted()
 
     def _measured(self, key: Key, status: int | None = None) -> Run:
-        """Return the run time of a finished task. An agent runs its tasks one by one."""
+        """Return the run time of a finished task. An agent runs its tasks in turn."""
         return self.run_record(status, max(self._fed_ns.pop(key), self._oldest_since_ns))
 
     def _done(self, job: Job, report: Report) -> JobResult:
@@ -461,7 +598,7 @@ def start_agent(
 
 def _report_of(key: Key, payload: bytes, interval_ns: int) -> Report:
     """Return the report that a recipient's mark stands for: by default, to try it again later."""
-    path = zmailer.path_of(payload)
+    path = hungry.path_of(payload)
     text = b"the agent reported nothing"
     try:
         mark = _mark_of(path, int(key[0].rpartition(b"/")[2]))
@@ -469,9 +606,9 @@ def _report_of(key: Key, payload: bytes, interval_ns: int) -> Report:
         problem = getattr(error, "strerror", None) or "not a transport control file"
         text = b"%s: %s" % (path, problem.encode())
     else:
-        if mark == zmailer.DELIVERED:
+        if mark == hungry.DELIVERED:
             return Report(key, Outcome.DONE, text=b"marked as delivered")
-        if mark == zmailer.REFUSED:
+        if mark == hungry.REFUSED:
             return Report(key, Outcome.FAILED_FINAL, text=b"marked as failed")
     retry_ns = max(interval_ns, SECOND_NS)
     return Report(key, Outcome.RETRY_AT, text=text, retry_ns=retry_ns, is_from_now=True)
@@ -484,12 +621,12 @@ def _mark_of(path: bytes, offset: int) -> bytes:
     """
     descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        line = os.pread(descriptor, 2 + zmailer.LOCK_BYTES, offset)
+        line = os.pread(descriptor, 2 + hungry.LOCK_BYTES, offset)
         mark, process = line[1:2], line[2:]
-        if line[:1] != zmailer.RECIPIENT or not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        if line[:1] != hungry.RECIPIENT or not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise ValueError
-        if mark == zmailer.LOCKED and not is_running(int(process)):
-            os.pwrite(descriptor, zmailer.WAITING * (1 + zmailer.LOCK_BYTES), offset + 1)
+        if mark == hungry.LOCKED and not is_running(int(process)):
+            os.pwrite(descriptor, hungry.WAITING * (1 + hungry.LOCK_BYTES), offset + 1)
         return mark
     finally:
         os.close(descriptor)

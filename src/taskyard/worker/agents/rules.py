@@ -15,13 +15,14 @@ from msgspec import Struct, structs
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.rules import LaneOptions, compile_glob
 from taskyard.settings.values import LANE, PLACEHOLDER, SERVICE, placeholders
-from taskyard.wire.hungry.zmailer import HUNGRY_LINES
+from taskyard.wire.hungry import HUNGRY_LINES
 from taskyard.worker.jobs import AGENT_HUNGER_NS_MAX, AGENT_IDLE_NS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from taskyard.core.rules import Rule
+    from taskyard.worker.jobs import Job
 
 LaneKey: TypeAlias = tuple[bytes, bytes]
 
@@ -37,7 +38,7 @@ class AgentSettings(Struct, frozen=True):
     argv: tuple[str, ...]
     #: The command before its placeholders were filled in. Empty: it has none.
     template: tuple[str, ...] = ()
-    #: Tasks that an agent may hold beyond the current one.
+    #: Tasks that an agent may hold beyond the current task.
     overfeed: int = 0
     #: An idle agent exits after this time.
     idle_ns_max: int = AGENT_IDLE_NS_MAX
@@ -45,12 +46,12 @@ class AgentSettings(Struct, frozen=True):
     hunger_ns_max: int = AGENT_HUNGER_NS_MAX
     #: The delay of a task that an agent passed over.
     interval_ns: int = SECOND_NS
-    #: The name of its lines. Empty: those of the rule.
+    #: The name of its lines. Empty: the rule names them.
     lines: str = HUNGRY_LINES
 
     @property
     def pool(self) -> tuple[str, ...]:
-        """Its lines and words. Agents with equal ones can take each other's tasks."""
+        """The lines and words. If these are equal, agents can take each other's tasks."""
         return (self.lines, *self.argv)
 
     @property
@@ -136,3 +137,7 @@ def split_command(command: bytes) -> tuple[str, ...]:
         return tuple(shlex.split(text)) or (text,)
     except ValueError:
         return (text,)
+
+
+def lane_of(job: Job) -> LaneKey:
+    return (job.service, job.lane)

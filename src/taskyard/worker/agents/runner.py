@@ -1,10 +1,10 @@
-"""The runner of a native worker: feeds tasks to agents, and runs all others itself.
+"""The runner of a native worker: feeds tasks to agents, and runs other tasks itself.
 
 The broker's rules name the command for each lane. An agent starts when a task has no hungry agent,
 and exits after it was idle for long. An agent that fails is restarted after a growing delay.
 Meanwhile its tasks return to the broker, because another host may do better.
 
-`agents.lanes` chooses the agent of a task, `agents.process` is one agent.
+`agents.rules` has the rules for a lane, `agents.process` is an agent.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import logging
 import os
 import select
 import shlex
-from collections import deque
+from collections import Counter, deque
 from enum import Enum, auto
+from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from taskyard.core.events import Outcome
-from taskyard.core.limits import SECOND_NS
+from taskyard.core.limits import SECOND_NS, TASKS_MAX
 from taskyard.errors import UserError
 from taskyard.settings.values import command_problem
-from taskyard.wire.hungry.zmailer import SESSIONS
+from taskyard.wire.hungry import SESSIONS
 from taskyard.worker import runner
-from taskyard.worker.agents.lanes import LaneAssignment, lane_of
 from taskyard.worker.agents.process import Agent, start_agent
 from taskyard.worker.agents.rules import (
     LANES_CACHE_SIZE,
@@ -31,6 +31,7 @@ from taskyard.worker.agents.rules import (
     AgentSettings,
     fill_command,
     has_places,
+    lane_of,
 )
 from taskyard.worker.jobs import (
     AGENT_RESTART_NS,
@@ -151,6 +152,126 @@ def read_command(command: str) -> tuple[str, ...]:
     return argv
 
 
+class LaneAssignment:
+    """The lanes that agents serve in one turn, and the tasks that wait. Updated as tasks start.
+
+    An agent serves one lane at a time, and keeps it while it has tasks. With overfeed it gets more
+    tasks of the lane before it reports. Then it takes another lane, and prefers the lane that it
+    served last. A lane's rule limits how many agents serve it, by default to one. Tasks without a
+    lane go to any agent that holds nothing.
+    """
+
+    def __init__(
+        self,
+        agents: Sequence[Agent],
+        others: Sequence[Job],
+        waiting: Sequence[tuple[Job, object]],
+        rules: AgentRules,
+        now_ns: int,
+    ) -> None:
+        """`others`: the running tasks that no agent has."""
+        self._waiting = waiting
+        self._rules = rules
+        #: Agents and tasks per lane.
+        self._served: Counter[LaneKey] = Counter(lane_of(job) for job in others if job.lane)
+        self._held = Counter(self._served)
+        #: Agents that can eat, by command, in the order of their start.
+        self._hungry: dict[tuple[str, ...], list[Agent]] = {}
+        for agent in agents:
+            self._add_agent(agent, now_ns)
+        #: Lanes with a task that could not start. The tasks behind it wait too.
+        self._blocked: dict[LaneKey, None] = {}
+
+    def _add_agent(self, agent: Agent, now_ns: int) -> None:
+        if agent.can_eat():
+            self._hungry.setdefault(agent.pool, []).append(agent)
+        until_ns = agent.serves_until_ns()
+        if agent.lane is not None and agent.lane[1] and (until_ns is None or until_ns > now_ns):
+            self._served[agent.lane] += 1
+            self._held[agent.lane] += len(agent.jobs())
+
+    def is_blocked(self, job: Job) -> bool:
+        """Return whether an earlier task of its lane has to wait."""
+        return bool(job.lane) and lane_of(job) in self._blocked
+
+    def block_lane(self, job: Job) -> None:
+        if job.lane:
+            self._blocked[lane_of(job)] = None
+
+    def lane_started(self, job: Job) -> None:
+        """Count one more agent or task that serves the job's lane."""
+        if job.lane:
+            self._served[lane_of(job)] += 1
+
+    def has_hungry(self) -> bool:
+        return any(self._hungry.values())
+
+    def note_fed(self, agent: Agent) -> None:
+        self._reserved.pop(agent, None)
+        if not agent.can_eat():
+            self._hungry[agent.pool].remove(agent)
+
+    def vacancies(self, lane: LaneKey) -> int:
+        """Return how many more agents may serve a lane.
+
+        The rule's limit counts workers, including this worker. But the broker assigns no
+        more tasks than that many agents may hold.
+        """
+        if not lane[1]:
+            return 1
+        rules = self._rules.rules_for(lane)
+        limit = rules.lane_workers_max or TASKS_MAX
+        needed = max(1, (self._held[lane] + self._waiting_by_lane[lane]) // (1 + rules.overfeed))
+        return max(0, min(limit, needed) - self._served[lane])
+
+    def agent_for(self, job: Job, settings: AgentSettings) -> Agent | None:
+        """Return the agent that takes the task; None if it has to wait.
+
+        Agents that were started first go first, so that the newest become idle and can exit.
+        """
+        hungry = self._hungry.get(settings.pool)
+        if not hungry:
+            return None
+        lane = lane_of(job)
+        serving = [agent for agent in hungry if agent.lane == lane and not agent.is_empty()]
+        if job.lane and serving:
+            return serving[0]
+        idle = [agent for agent in hungry if agent.is_empty()]
+        kept = [agent for agent in idle if self._reserved.get(agent) == lane]
+        free = [agent for agent in idle if agent not in self._reserved]
+        found = next(iter([*kept, *free, *serving]), None)
+        return found if found is None or self.vacancies(lane) else None
+
+    @cached_property
+    def _waiting_by_lane(self) -> Counter[LaneKey]:
+        """Return the number of tasks per lane that waited when the turn began."""
+        return Counter(lane_of(job) for job, _ in self._waiting if job.lane)
+
+    @cached_property
+    def _reserved(self) -> dict[Agent, LaneKey]:
+        """Return the idle agents that continue with their last lane. No other lane gets them."""
+        reserved: dict[Agent, LaneKey] = {}
+        counts: Counter[LaneKey] = Counter()
+        for pool, hungry in self._hungry.items():
+            for agent in hungry:
+                lane = agent.lane
+                if (
+                    lane is None
+                    or not lane[1]
+                    or not self._waiting_by_lane[lane]
+                    or not agent.is_empty()
+                ):
+                    continue
+                settings = self._rules.agents_for(lane)
+                is_own_command = settings is not None and settings.pool == pool
+                if is_own_command and counts[lane] < min(
+                    self._waiting_by_lane[lane], self.vacancies(lane)
+                ):
+                    counts[lane] += 1
+                    reserved[agent] = lane
+        return reserved
+
+
 class AgentRunner(runner.ProcessRunner):
     """Runs up to `slots` tasks at once. An agent with several tasks of a lane counts once.
 
@@ -158,7 +279,7 @@ class AgentRunner(runner.ProcessRunner):
     one run as in `ProcessRunner`.
     """
 
-    def __init__(  # noqa: PLR0913  # the last ones are named
+    def __init__(  # noqa: PLR0913  # the last arguments are named
         self,
         slots: int,
         clock: Clock,
@@ -174,7 +295,7 @@ class AgentRunner(runner.ProcessRunner):
         environment = clean_environment(os.environ) | dict(env or {})
         self._agent_context = self._context._replace(env=environment)
         self._rules = AgentRules(program=program)
-        #: Called with the output of a running task. Set before the first one.
+        #: Called with the output of a running task. Set before the first task.
         self.on_output: Callable[[Job, Content], None] = _ignore_output
         #: Start delays by command, with its placeholders filled in.
         self._backoffs: dict[tuple[str, ...], StartBackoff] = {}
@@ -215,11 +336,11 @@ class AgentRunner(runner.ProcessRunner):
 
     @property
     def overfeed_max(self) -> int:
-        """Return the highest number of tasks that a lane may have here beyond the current one."""
+        """Return the highest number of tasks that a lane may have here beyond the current task."""
         return self._rules.overfeed_max
 
     def overfeed(self, lane: LaneKey) -> int:
-        """Return how many tasks a lane may have here beyond the current one."""
+        """Return how many tasks a lane may have here beyond the current task."""
         return self._rules.rules_for(lane).overfeed if lane[1] else 0
 
     @property
@@ -273,7 +394,7 @@ class AgentRunner(runner.ProcessRunner):
         return super().unstarted()
 
     def close(self) -> None:
-        """Wait for idle agents to finish, and kill the others."""
+        """Wait for idle agents to finish, and kill busy agents."""
         if not self._is_closed:
             self._stop_agents(self._agents())
             self._wait_for_agents()
@@ -467,7 +588,7 @@ class AgentRunner(runner.ProcessRunner):
 
     def _make_room(self, settings: AgentSettings) -> bool:
         """Return whether a command may have one more agent. If it has as many as there are slots,
-        end one that is idle: with the lane in its command it can't take another lane."""
+        end an idle agent: with the lane in its command it can't take another lane."""
         if not self._has_room_for_agent(settings):
             for agent in self._replaceable(settings)[:1]:
                 agent.finish()
@@ -507,7 +628,7 @@ class AgentRunner(runner.ProcessRunner):
                 self._clear_errors(agent)
 
     def _clear_errors(self, agent: Agent) -> None:
-        """Forget failed starts of an agent's command, also those for other lanes."""
+        """Forget failed starts of an agent's command, also for other lanes."""
         for backoff in self._backoffs.values():
             if backoff.agent_error and backoff.command == agent.command:
                 backoff.agent_error = b""
@@ -554,7 +675,7 @@ class AgentRunner(runner.ProcessRunner):
                 agent.finish()
 
     def _wait_for_agents(self) -> None:
-        """Wait until idle agents have ended. Each exit extends the grace period of the others."""
+        """Wait until idle agents have ended. Each exit extends the grace period."""
         leaving = [agent.process.pidfd for agent in self._agents() if agent.is_empty()]
         pidfds = {pidfd for pidfd in leaving if pidfd is not None}
         while pidfds:

@@ -1,17 +1,18 @@
 """Hungry: lines between a worker host and its agents, and the state machine of an agent.
 
 An agent is a child program that reads tasks from its stdin and writes reports to its stdout, a line
-each. No pipes, no processes, no clock. Every decoder is total: any line is a message, if only a
-malformed one.
+each. `ZmailerSession` has the lines of ZMailer's own transport agents. No pipes, no processes, no
+clock. Every decoder is total: any line is a message, if only a malformed message.
 """
 
 from __future__ import annotations
 
 import re
+from collections import deque
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from taskyard.core.events import Outcome
 from taskyard.core.limits import NAME_BYTES_MAX, NUMBER_MAX, SECOND_NS
@@ -21,6 +22,7 @@ from taskyard.errors import IllegalTransition
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from re import Match
+
 
 #: Room for a result of 1 MiB that is all backslashes, with its ID and text. A program with a longer
 #: line does not use this protocol.
@@ -179,7 +181,7 @@ def decode_report(
 
 
 def _first_word(text: bytes) -> tuple[bytes, bytes]:
-    """Return the first word and the rest."""
+    """Return the first word and what follows."""
     first, *rest = text.split(None, 1) or [b""]
     return first, rest[0].rstrip() if rest else b""
 
@@ -270,7 +272,7 @@ AGENT_TRANSITIONS: Final[dict[AgentState, dict[AgentCause, AgentState]]] = {
 
 
 class AgentSession:
-    """The session of a host with one agent.
+    """The session of a host with an agent.
 
     Hunger is counted: each `#hungry` is good for one task, even much later. The count is limited to
     the tasks that an agent may hold at once, which is `overfeed` plus one.
@@ -280,7 +282,7 @@ class AgentSession:
     shares_lines = False
 
     def __init__(self, overfeed: int = 0) -> None:
-        #: Tasks that it may hold beyond the current one. May change.
+        #: Tasks that it may hold beyond the current task. May change.
         self.overfeed = overfeed
         self._hunger = 0
         self._lines = Lines()
@@ -290,7 +292,7 @@ class AgentSession:
 
     @property
     def is_overfull(self) -> bool:
-        """Return whether it wrote too long a line. Its output is ignored from then on."""
+        """Return whether it wrote too long a line. The output is ignored from then on."""
         return self._lines.is_overfull
 
     @staticmethod
@@ -329,7 +331,7 @@ class AgentSession:
     def feed(self, key: Key, lane: bytes, payload: bytes, *others: Key) -> bytes:
         """Assign a task, only if `can_eat`. Return the line to send.
 
-        `others` are tasks with the same lane and payload, only if `shares_lines`.
+        `others`: tasks with the same lane and payload, only if `shares_lines`.
         """
         self._move(FED)
         self._hunger -= 1
@@ -351,7 +353,7 @@ class AgentSession:
         return IDLE_LINE
 
     def dismiss(self) -> bytes:
-        """Make it finish and exit. Return the line to send. Its input ends after that."""
+        """Make it finish and exit. Return the line to send. The input ends after that."""
         if self.state is LEAVING:
             return b""
         self._move(DISMISSED)
@@ -364,3 +366,97 @@ class AgentSession:
                 f"agent in state {self.state.name}: {cause.name} is not allowed"
             )
         self.state = target
+
+
+RESYNC: Final = b"#resync"
+
+#: A payload: a path, and perhaps a host.
+_PAYLOAD: Final = re.compile(rb"[^#\s\0][^\t\r\n\0]*(\t[^\t\r\n\0]+)?")
+
+#: The ID of a report.
+_RECIPIENT: Final = re.compile(rb"[0-9]+/[0-9]+")
+
+# A recipient's line: `r`, a mark, the process that has locked it, a delay, and the address.
+
+RECIPIENT: Final = b"r"
+WAITING, LOCKED, DELIVERED, REFUSED = b" ", b"~", b"+", b"-"
+LOCK_BYTES: Final = 6
+DELAY_BYTES: Final = 4
+
+
+def path_of(payload: bytes) -> bytes:
+    """Return the path of the control file."""
+    return payload.partition(b"\t")[0]
+
+
+class ZmailerSession(AgentSession):
+    """The session of a host with a transport agent of ZMailer.
+
+    The agent answers each line with `#hungry`, also `#idle`, when it has finished with it. So lines
+    without an answer are counted, as in the original, and not the agent's hunger.
+    """
+
+    shares_lines = True
+
+    def __init__(self, overfeed: int = 0) -> None:
+        super().__init__(overfeed)
+        #: The tasks of each line without an answer. Empty for `#idle`.
+        self._unanswered: deque[tuple[Key, ...]] = deque()
+        #: The path of the control file of the last line.
+        self._path = b""
+
+    @staticmethod
+    def problem_of(payload: bytes, /) -> str:
+        is_line = _PAYLOAD.fullmatch(payload)
+        return "" if is_line else "payload: not SPOOLFILE, or SPOOLFILE tab HOST, on one line"
+
+    def can_eat(self) -> bool:
+        return self.state not in (LARVA, LEAVING) and not any(self._unanswered)
+
+    def _decode(self, line: bytes) -> AgentMessage:
+        if line.startswith(RESYNC) and line.removeprefix(RESYNC).strip() == self._path:
+            return PassedOver(tuple(self.held))
+        if line.startswith(b"#") or not line.strip():
+            return decode(line)
+        encoded, *fields = line.split(b"\t", 2)
+        if not _RECIPIENT.fullmatch(encoded):
+            return not_a_report(line)
+        ending = b"/" + encoded
+        key = next((key for key in self.held if (b"/" + key[0]).endswith(ending)), None)
+        if key is None:  # a recipient of the same line whose task is not due
+            return Comment(b"not held: " + line)
+        report = decode_report(key, fields, bytes)
+        if isinstance(report, Report) and report.outcome is Outcome.DONE:
+            return structs.replace(report, detail=report.text, text=report.detail)
+        return report
+
+    def _take(self, message: AgentMessage) -> AgentMessage:
+        message = super()._take(message)
+        if isinstance(message, Hungry) and self._unanswered:
+            left = [key for key in self._unanswered.popleft() if key in self.held]
+            message = PassedOver(tuple(left)) if left else message
+        if isinstance(message, PassedOver):
+            self.held = {key: None for key in self.held if key not in message.keys}
+        return message
+
+    def _task_line(self, key: Key, lane: bytes, payload: bytes) -> bytes:
+        del key, lane
+        self._unanswered.append(tuple(self.held))
+        self._path = path_of(payload)
+        return payload + b"\n"
+
+    def run_out(self) -> bytes:
+        line = super().run_out()
+        if line:
+            self._unanswered.append(())
+        return line
+
+
+#: The usual lines.
+HUNGRY_LINES: Final = "hungry"
+
+#: The sessions by the name of their lines.
+SESSIONS: Final[dict[str, type[AgentSession]]] = {
+    HUNGRY_LINES: AgentSession,
+    "zmailer": ZmailerSession,
+}
