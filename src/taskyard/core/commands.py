@@ -114,7 +114,7 @@ def cancel_requested(context: Context, event: events.CancelRequested) -> None:
         )
         for stop in stops:
             context.send(stop)
-            membership.on_slot_free(context, context.ledger.workers[stop.worker])
+            membership.on_slot_taken_back(context, context.ledger.workers[stop.worker])
         subscriptions.notify_settled(context, tasks)
     context.send(CommandAck(event.client, event.request, len(tasks)))
 

@@ -71,8 +71,8 @@ class Context:
         self.woken: dict[bytes, None] = {}
         #: A search for watched tasks behind a failure is scheduled.
         self.is_stuck_checked = False
-        #: When this process recovered, and the last record of the process before it.
-        self.resumed_ns = self.resumed_record = 0
+        #: The last record of the process before this one.
+        self.resumed_record = 0
         #: Subscriptions (client, request) by task, and by campaign.
         self.watchers: dict[bytes, list[tuple[bytes, int]]] = {}
         self.campaign_watchers: dict[bytes, list[tuple[bytes, int]]] = {}

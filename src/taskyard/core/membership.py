@@ -107,6 +107,18 @@ def on_slot_free(context: Context, worker: Worker) -> None:
         context.ledger.dirty[name] = services.get(name) or context.ledger.service(name)
 
 
+def on_slot_taken_back(context: Context, worker: Worker) -> None:
+    """Assign tasks for a slot that no message of the worker freed.
+
+    A worker that never requests tasks is busy from a restart, or a lost connection, until its next
+    message. It can't be reached before that, so it gets none.
+    """
+    if worker.facts.always_ready and worker.state is BUSY:
+        context.schedule_timeout(worker)  # a task with a long lease may be gone
+    else:
+        on_slot_free(context, worker)
+
+
 def worker_heartbeat(context: Context, event: events.WorkerHeartbeat) -> None:
     if event.registration is not None and event.worker not in context.ledger.workers:
         worker_registered(context, event.registration)

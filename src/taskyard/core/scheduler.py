@@ -83,7 +83,7 @@ class Scheduler:
     def resume(self, now_ns: int) -> None:
         """Continue after a recovery: every worker was just seen, every lease starts anew."""
         context = self.context
-        context.now_ns = context.resumed_ns = now_ns
+        context.now_ns = now_ns
         context.resumed_record = self.ledger.record
         for worker in self.ledger.workers.values():
             worker.last_seen_ns = now_ns

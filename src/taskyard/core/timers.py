@@ -13,7 +13,7 @@ from taskyard.core import assignment, deadlines, expiry, lane_queues, membership
 from taskyard.core.context import TimerKind
 from taskyard.core.limits import TIMER_TASKS_MAX
 from taskyard.core.records import CameDue, ReportedLate
-from taskyard.core.states import BLOCKED, DELAYED, LEASED, PARKED, READY, WOKEN, WorkerCause
+from taskyard.core.states import BLOCKED, DELAYED, LEASED, READY, WOKEN, WorkerCause
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -154,9 +154,7 @@ def _end_uncertain(context: Context, name: bytes) -> None:
     if deadline_ns <= context.now_ns:  # else its facts or leases have changed
         membership.end_uncertain_leases(context, worker)
         context.schedule_timeout(worker)  # its timeout may be shorter now
-        # One that has not been heard since a restart gets no task. A parked one has been.
-        if worker.state is PARKED or worker.last_seen_ns > context.resumed_ns:
-            membership.on_slot_free(context, worker)
+        membership.on_slot_taken_back(context, worker)
     context.schedule_deadline(worker)
 
 
