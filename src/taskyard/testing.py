@@ -32,13 +32,13 @@ from taskyard.broker.transport import SocketTransport
 from taskyard.broker.turn import Broker
 from taskyard.campaign.file_times import TaskFiles
 from taskyard.client.internal import InternalClient
+from taskyard.core.blobs import results_needed
 from taskyard.core.events import Outcome, RulesSet
 from taskyard.core.ledger import Ledger
 from taskyard.core.limits import NUMBER_MAX, SECOND_NS
 from taskyard.core.model import WorkerFacts, shown
 from taskyard.core.resources import CPUS, GPUS, MEMORY
 from taskyard.core.scheduler import Scheduler
-from taskyard.core.task_inputs import needed
 from taskyard.errors import ClientClosed, TaskFailed, is_final
 from taskyard.journal.store import MemoryStore
 from taskyard.net import endpoints, sockets
@@ -241,7 +241,7 @@ class _Worker:
     @contextmanager
     def _inputs(self, held: bytes, payload: bytes) -> Generator[None, None, None]:
         """Fetch the results of other tasks that a task needs."""
-        names = needed(payload)
+        names = results_needed(payload)
         if not names:
             yield
             return

@@ -14,16 +14,18 @@ from taskyard.broker.blob_retention import SCAN_NS, BlobRetention
 from taskyard.broker.blobs import BlobLimits, BrokerBlobs
 from taskyard.broker.turn import Broker
 from taskyard.broker.whole_bytes import MISSING_RETRY_NS
-from taskyard.core.effects import Accepted, Part, Refused, ReportAck
+from taskyard.core.effects import Accepted, Part, Refused, ReportAck, StoreReply, ValueReceived
 from taskyard.core.events import (
     CancelRequested,
     Outcome,
     PartRequested,
     Scope,
+    StoreRequested,
     SubmitRequested,
     TasksReported,
     TasksRequested,
     UnknownPolicy,
+    ValueSent,
     WorkerRegistered,
 )
 from taskyard.core.limits import SECOND_NS
@@ -31,12 +33,6 @@ from taskyard.core.model import Refusal, Submission, Terms, WorkerFacts
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
 from taskyard.core.timer_heap import TimerHeap
-from taskyard.core.values import (
-    StoreReply,
-    StoreRequested,
-    ValueReceived,
-    ValueSent,
-)
 from taskyard.errors import UserError
 from taskyard.journal import blob_files
 from taskyard.journal.blob_files import BlobFiles

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from taskyard.client.functions import CallEncoder, marks_of_named
+from taskyard.core.blobs import blobs_in
 from taskyard.core.limits import BLOB_BYTES_MIN
-from taskyard.core.task_inputs import blobs_in
 from taskyard.errors import BytesMissing, PeerError
 from taskyard.journal.blob_files import BlobFiles, StoreTerms
 from taskyard.process import call_values

@@ -20,7 +20,6 @@ from simulator.mutations.registry import patched
 from simulator.plan import NAMED_BY_BROKER, SECOND_NS, chance
 from taskyard.broker import blob_retention, whole_bytes
 from taskyard.core import blobs as core_blobs
-from taskyard.core import task_inputs
 from taskyard.core.blobs import Blob, text_of
 from taskyard.core.limits import PART_BYTES_MAX
 from taskyard.core.output import Stream
@@ -73,7 +72,6 @@ _STRESS_SEED_OFFSET: Final = 1 << 47
 _SMALL: Final[Sequence[tuple[Any, str, int]]] = (
     (core_blobs, "BLOB_BYTES_MIN", 4_000),
     (whole_bytes, "BLOB_BYTES_MIN", 4_000),
-    (task_inputs, "STREAM_END_BYTES", 500),
     (core_blobs, "STREAM_END_BYTES", 500),
     (native_messages, "BLOB_BYTES_MIN", 4_000),
     (spool, "BLOB_BYTES_MIN", 4_000),

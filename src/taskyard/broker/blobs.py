@@ -12,15 +12,13 @@ import msgspec
 from msgspec import Struct, structs
 
 from taskyard.broker.blob_senders import BlobSenders
-from taskyard.core.blobs import texts_of
-from taskyard.core.effects import Refused
+from taskyard.core.blobs import blobs_in, texts_of
+from taskyard.core.effects import Refused, StoreReply, ValueReceived
 from taskyard.core.identity import split
 from taskyard.core.limits import REFUSED_TASKS_MAX, SECOND_NS
 from taskyard.core.model import Refusal, RefusedTask, shown
 from taskyard.core.output import Stream
 from taskyard.core.records import Finished, Progressed, Submitted
-from taskyard.core.task_inputs import blobs_in
-from taskyard.core.values import StoreReply, ValueReceived
 from taskyard.errors import BytesNotStored, JournalFailed, UserError
 from taskyard.journal.blob_files import TERMS_FILE, BlobFiles, StoreTerms
 from taskyard.journal.blob_names import NAMING, blobs_named, tasks_by_blob

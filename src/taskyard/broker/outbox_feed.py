@@ -23,10 +23,10 @@ from taskyard.campaign.batches import encode_batch, encode_text, joined, task_by
 from taskyard.campaign.lanes import LaneTemplates
 from taskyard.campaign.task_spec import check_task
 from taskyard.campaign.values import TimeSpec
+from taskyard.core.blobs import PICKLE_MARK, blobs_in
 from taskyard.core.events import UnknownPolicy
 from taskyard.core.identity import spelling
 from taskyard.core.model import Refusal
-from taskyard.core.task_inputs import PICKLE_MARK, blobs_in
 from taskyard.errors import NoBroker, UserError
 from taskyard.journal.postgres import database, outbox
 from taskyard.journal.postgres.outbox import OutboxCounts, Refused

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from taskyard.core.blobs import Blob, Content, blob_name, length_of, text_of
+from taskyard.core.blobs import Blob, Content, blob_name, blobs_of, length_of, text_of
 from taskyard.core.identity import split
 from taskyard.core.model import shown
 from taskyard.core.output import Stream
 from taskyard.core.records import Progressed
-from taskyard.core.task_inputs import blobs_of
 from taskyard.errors import UserError
 from taskyard.journal.blob_files import REMOVED_HINT
 from taskyard.journal.blob_names import blobs_needed

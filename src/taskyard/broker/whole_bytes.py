@@ -15,8 +15,15 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import structs
 
-from taskyard.core import task_inputs
-from taskyard.core.blobs import Blob, blob_name, joined, text_of
+from taskyard.core.blobs import (
+    PICKLE_MARK,
+    Blob,
+    blob_name,
+    joined,
+    payload_ends,
+    result_ends,
+    text_of,
+)
 from taskyard.core.effects import Assign, Effect, LongAssign, NoWork, Refused
 from taskyard.core.events import AssignmentUnsent, Outcome, SubmitRequested, TasksReported
 from taskyard.core.limits import BLOB_BYTES_MIN, NUMBER_MAX, PAYLOAD_BYTES_MAX, SECOND_NS
@@ -65,14 +72,14 @@ def take_in(blobs: BrokerBlobs, event: Event, context: Context) -> Refused | Non
     if isinstance(event, SubmitRequested):
         payloads, refused = event.submission.payloads, None
         texts = joined(payloads)
-        if task_inputs.PICKLE_MARK in texts:
+        if PICKLE_MARK in texts:
             refused = blobs.missing_in(event)
         if refused is None and len(texts) >= BLOB_BYTES_MIN <= max(map(len, payloads)):
             refused = keep_payloads(blobs, event)
         return refused
     if isinstance(event, TasksReported) and event.texts:
         texts = joined(event.texts)
-        if task_inputs.PICKLE_MARK in texts:
+        if PICKLE_MARK in texts:
             return_unstored(blobs, event, event.now_ns + context.wall_offset_ns)
         if len(texts) >= BLOB_BYTES_MIN <= max(map(len, event.texts)):
             keep_results(blobs, event, context.ledger)
@@ -92,7 +99,7 @@ def keep_payloads(blobs: BrokerBlobs, event: SubmitRequested) -> Refused | None:
         if payload is last:
             payloads.append(payloads[-1])
             continue
-        blob = Blob(_digest(payload), len(payload), task_inputs.payload_ends(payload))
+        blob = Blob(_digest(payload), len(payload), payload_ends(payload))
         try:
             if not blobs.store.touch(blob_name(blob)):
                 blobs.update_terms()
@@ -146,7 +153,7 @@ def keep_results(blobs: BrokerBlobs, event: TasksReported, ledger: Ledger) -> No
         is_held = holds(event.worker, ledger.tasks.get(name), attempts[index])
         if not is_held or outcomes[index] != Outcome.DONE:
             continue
-        blob = Blob(_digest(text), len(text), task_inputs.result_ends(text))
+        blob = Blob(_digest(text), len(text), result_ends(text))
         try:
             if not blobs.store.touch(blob_name(blob)):
                 _store(blobs, blob, text)

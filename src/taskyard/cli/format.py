@@ -11,7 +11,7 @@ import signal
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from taskyard.core.durations import HOUR_SECONDS, duration_text, rough_duration
+from taskyard.core.model import HOUR_SECONDS, duration_text, rough_duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

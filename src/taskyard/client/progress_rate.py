@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final, NamedTuple
 
-from taskyard.core.durations import duration_text
+from taskyard.core.model import duration_text
 
 #: Window of the rate: short enough to follow a change, long enough not to jump.
 _RATE_SECONDS: Final = 20.0

@@ -541,3 +541,29 @@ class ReportAck(Effect):
     worker: bytes
     request: int
     missing: list[bytes]
+
+
+class StoreReply(Effect):
+    """To a client: how values are kept. The broker inserts it."""
+
+    client: bytes
+    request: int
+    #: To a client with a key: a directory is named only if it is meant for other machines.
+    is_keyed: bool = False
+    document: bytes = b""
+
+
+class ValueReceived(Effect):
+    """To a client: how much of a value is there. The broker writes the data first."""
+
+    client: bytes
+    request: int
+    value: bytes
+    offset: int
+    data: bytes = b""
+    #: It belongs to a running task, which the quota does not stop.
+    of_worker: bool = False
+    #: The name of the sender's key. b"": it has none.
+    by: bytes = b""
+    #: Bytes that are there. If that is all of them, they are synced.
+    received: int = 0

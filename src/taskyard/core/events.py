@@ -578,3 +578,26 @@ Command: TypeAlias = (
     | PauseRequested
     | ResumeRequested
 )
+
+
+class StoreRequested(Event):
+    """Return how values are kept."""
+
+    client: bytes
+    request: int = 0
+    #: The name of the client's key. b"": it has none.
+    by: bytes = b""
+
+
+class ValueSent(Event):
+    """Write a part of a value behind those before. Without data: return how much is there."""
+
+    client: bytes
+    value: bytes
+    offset: int
+    data: bytes
+    request: int = 0
+    #: The worker that sends a result of its task. b"": a client.
+    worker: bytes = b""
+    #: The name of the sender's key. b"": it has none.
+    by: bytes = b""

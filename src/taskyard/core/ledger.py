@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from taskyard.core import graph, lane_queues, lane_rates
+from taskyard.core import graph, lane_queues
 from taskyard.core.blobs import text_of
 from taskyard.core.entities import Lane, Lease, Service, Task, Worker
 from taskyard.core.events import RulesSet
@@ -126,7 +126,7 @@ class Ledger:
         for service in self.services.values():
             lane_groups = service.lane_groups
             self._apply_rules(service)
-            lane_rates.carry_over(lane_groups, rules.now_ns)
+            lane_queues.carry_rates_over(lane_groups, rules.now_ns)
         if self.has_worker_limits:
             self._count_pairs()
         self.dirty.update(self.services)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from taskyard.core import assignment, deadlines, heartbeats, subscriptions, worker_names
+from taskyard.core import assignment, deadlines, subscriptions, worker_names
 from taskyard.core.effects import (
     HeartbeatAck,
     LeasesEnded,
@@ -158,7 +158,7 @@ def _set_interval(context: Context, worker: Worker, event: events.WorkerHeartbea
         wanted_ns = _wanted_interval_ns(workers, facts, event.rest_ns)
         requested_ns = worker.heartbeat_requested_ns
         if not event.rest_ns:  # with tasks a worker limits its interval by itself
-            requested_ns = min(requested_ns, heartbeats.longest_ns(facts.lease_timeout_ns))
+            requested_ns = min(requested_ns, deadlines.heartbeat_longest_ns(facts.lease_timeout_ns))
         is_confirmed = event.heartbeat_ns >= requested_ns
         worker.heartbeat_requested_ns = wanted_ns if is_confirmed else max(wanted_ns, requested_ns)
     if worker.heartbeat_ns < former_ns:
@@ -170,11 +170,11 @@ def _wanted_interval_ns(workers: int, facts: WorkerFacts, rest_ns: int) -> int:
 
     `rest_ns` is the interval that it accepts without tasks. 0: it has some.
     """
-    wanted_ns = heartbeats.interval_ns(workers, facts.lease_timeout_ns)
+    wanted_ns = deadlines.heartbeat_interval_ns(workers, facts.lease_timeout_ns)
     wanted_ns = min(wanted_ns, facts.heartbeat_ns or wanted_ns)
     if not rest_ns:
         return wanted_ns
-    idle_ns = heartbeats.idle_interval_ns(workers, facts.lease_timeout_ns)
+    idle_ns = deadlines.idle_heartbeat_ns(workers, facts.lease_timeout_ns)
     return max(wanted_ns, min(idle_ns, rest_ns))
 
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from taskyard.core import identity, subscriptions, task_inputs
+from taskyard.core import identity, membership, subscriptions
+from taskyard.core.blobs import results_needed, text_of
 from taskyard.core.effects import (
     ExplanationReply,
     HeldTasks,
@@ -54,7 +55,7 @@ from taskyard.core.states import BLOCKED, DELAYED, DONE, FAILED, READY
 from taskyard.core.task_pages import TaskWalks, read_page
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from taskyard.core import events
     from taskyard.core.context import Context
@@ -365,7 +366,7 @@ def results_requested(context: Context, event: events.ResultsRequested) -> None:
 
 def _send_inputs(context: Context, event: events.ResultsRequested) -> None:
     """Send the results that a held task needs to its worker, with their services."""
-    keys = task_inputs.keys(context, event, event.names)
+    keys = _readable_keys(context, event, event.names)
     if keys is None:
         return
     known = context.ledger.tasks
@@ -382,7 +383,7 @@ def part_requested(context: Context, event: events.PartRequested) -> None:
     ledger, name = context.ledger, event.name
     if event.held:
         needed = () if event.blob else (name,)
-        keys = task_inputs.keys(context, event, needed)
+        keys = _readable_keys(context, event, needed)
         if keys is None:
             return
         name = keys.get(name, event.held)
@@ -558,3 +559,30 @@ def rules_requested(context: Context, event: events.RulesRequested) -> None:
     if defaults not in rules:
         rules.append(defaults)
     context.send(RuleList(event.client, event.request, table.version, tuple(rules)))
+
+
+def _readable_keys(
+    context: Context,
+    event: events.ResultsRequested | events.PartRequested,
+    names: Sequence[bytes],
+) -> dict[bytes, bytes] | None:
+    """Return the keys of the tasks of these names. Refuse the event and return None if the worker
+    may not read them."""
+    task = context.ledger.tasks.get(event.held)
+    problem = ""
+    if task is None or not membership.holds(event.worker, task, None):
+        problem = f"worker {shown(event.worker)} does not hold task {shown(event.held)}"
+    else:
+        allowed = dict.fromkeys(name.encode() for name in results_needed(text_of(task.payload)))
+        refused = [name for name in names if name not in allowed]
+        if refused:
+            problem = f"task {shown(event.held)}: needs no result of {shown(refused[0])}"
+    if task is None or problem:
+        context.send(Refused(event.client, event.request, Refusal.UNKNOWN, problem))
+        return None
+    try:
+        found = identity.predecessors(context.ledger, task, names)
+    except identity.OtherTask as other:
+        context.send(Refused(event.client, event.request, Refusal.CONFLICT, str(other)))
+        return None
+    return dict(zip(names, found, strict=True))

@@ -16,7 +16,7 @@ from taskyard.core import (
     runs,
     submission,
     subscriptions,
-    task_output,
+    uploads,
     worker_names,
 )
 from taskyard.core.blobs import Blob, length_of, text_of, texts_of
@@ -88,7 +88,7 @@ def tasks_reported(context: Context, event: events.TasksReported) -> None:
         context.emit(StaleReport(context.at_ns, event.worker, refused, attempts))
     if worker is not None and tasks:
         if event.output is not None:
-            task_output.keep_output(context, event, event.output, tasks, kept)
+            uploads.keep_output(context, event, event.output, tasks, kept)
         if event.outcomes is None:
             _finish(context, event, tasks, kept)
         else:

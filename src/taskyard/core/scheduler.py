@@ -16,15 +16,13 @@ from taskyard.core import (
     commands,
     deadlines,
     events,
-    expiry,
+    holds,
     membership,
     queries,
-    reservations,
     results,
     subscriptions,
-    task_output,
     timers,
-    values,
+    uploads,
 )
 from taskyard.core.context import Context
 from taskyard.core.ledger import Ledger
@@ -58,11 +56,11 @@ class Scheduler:
             timers.reopen_lane_rates(context)
         _DECIDERS[type(event)](context, event)
         if ledger.due_heap.expiry:
-            expiry.expire_tasks(context)  # new tasks, and tasks that wait again
+            assignment.expire_tasks(context)  # new tasks, and tasks that wait again
         if ledger.debouncing:
             timers.start_debounce(context)
         if ledger.reservations:
-            reservations.review_reservations(ledger, context.now_ns)
+            holds.review_reservations(ledger, context.now_ns)
         if ledger.dirty:
             assignment.assign_parked(context)
         if ledger.counts[FAILED] and len(context.records) > decided:
@@ -139,8 +137,8 @@ _DECIDERS: dict[type, Callable[[Context, Any], None]] = {
     events.TasksReported: results.tasks_reported,
     events.TasksReturned: results.tasks_returned,
     events.TasksProgressed: results.tasks_progressed,
-    events.OutputAppended: task_output.output_appended,
+    events.OutputAppended: uploads.output_appended,
     events.SlotFreed: results.slot_freed,
-    values.StoreRequested: values.store_requested,
-    values.ValueSent: values.value_sent,
+    events.StoreRequested: uploads.store_requested,
+    events.ValueSent: uploads.value_sent,
 }

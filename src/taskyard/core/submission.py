@@ -1,24 +1,29 @@
 """Decides on submissions: new tasks, known tasks, dependencies and refusals.
 
 A batch is accepted as a whole or refused, unless it is partial: then its valid tasks are accepted.
-The common case, new names without predecessors, takes a few operations on whole columns.
+The common case, new names without predecessors, takes a few operations on whole columns. A decision
+stops at the first fault. After it has failed, `refused_tasks` finds every task at fault, so that a
+client can send all others in one further message.
 """
 
 from __future__ import annotations
 
 from collections import ChainMap
+from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field, structs
 
-from taskyard.core import graph, identity, rules
+from taskyard.core import graph, identity, rules, shape
 from taskyard.core.events import DuplicatePolicy, UnknownPolicy
 from taskyard.core.limits import (
     AFTER_MAX,
     NAME_BYTES_MAX,
+    REFUSED_TASKS_MAX,
     TASKS_MAX,
 )
-from taskyard.core.model import Digests, Refusal, shown
+from taskyard.core.model import Digests, Refusal, RefusedTask, shown
 from taskyard.core.records import Extended, Submitted
 from taskyard.core.shape import BatchRefused, SubmissionRefused, check_shape
 from taskyard.core.states import CANCELLED, DONE, LEASED
@@ -374,3 +379,174 @@ def awaited(ledger: Ledger, names: Iterable[bytes]) -> Mapping[bytes, list[Task]
         return awaited.tasks
     new = {name: awaited.waiting_for(name) for name in names if name in awaited.keys_by_name}
     return ChainMap(new, awaited.tasks)
+
+
+#: Refusals of single tasks. Any other concerns the whole submission.
+_PER_TASK_REFUSALS: Final = (
+    Refusal.BUSY,
+    Refusal.CANCELLED,
+    Refusal.CONFLICT,
+    Refusal.CYCLE,
+    Refusal.UNKNOWN,
+)
+
+
+def decide_partial(ledger: Ledger, event: SubmitRequested, at_ns: int) -> SubmissionDecision:
+    """Decide like `decide`, but merge tasks of one name, and refuse only invalid tasks."""
+    try:
+        return decide(ledger, event, at_ns)
+    except SubmissionRefused as refusing:
+        if refusing.refusal is Refusal.DUPLICATE:
+            merged = structs.replace(event, submission=_merged(event.submission))
+            return decide_partial(ledger, merged, at_ns)
+        if refusing.refusal not in _PER_TASK_REFUSALS:
+            raise
+    faults: dict[int, Fault] = {}
+    _find_invalid(ledger, event, faults)
+    names = event.submission.names
+    refused = {names[index]: fault for index, fault in faults.items()}
+    sound = [index for index in range(len(names)) if index not in faults]
+    if not sound:
+        return SubmissionDecision([], 0, 0, refused)
+    event = structs.replace(event, submission=event.submission.part(sound))
+    taken = decide(ledger, event, at_ns)
+    taken.refused = refused
+    return taken
+
+
+def _merged(batch: Submission) -> Submission:
+    """Merge tasks of one name into the first, with the predecessors of all."""
+    names = batch.names
+    first: dict[bytes, int] = {}
+    for index, name in enumerate(names):
+        first.setdefault(name, index)
+    merged = batch.part([*first.values()])
+    if batch.after is not None:
+        union: dict[bytes, dict[bytes, None]] = {name: {} for name in first}
+        for name, after in zip(names, batch.after, strict=True):
+            union[name].update(dict.fromkeys(after))
+        merged.after = [[*after] for after in union.values()]
+    return merged
+
+
+def refused_tasks(ledger: Ledger, event: SubmitRequested) -> list[RefusedTask]:
+    """Return the tasks at fault in a submission that was refused, dependents last.
+
+    The event has names, not keys, and matching columns. Takes longer than a decision.
+    """
+    asked = event.submission
+    faults: dict[int, Fault] = {}
+    for _, tasks in shape.faults(asked):
+        for index, fault in tasks:
+            faults.setdefault(index, fault)
+    campaigns = dict.fromkeys(terms.campaign for terms in asked.terms)
+    wrong = {name: None for name in campaigns if identity.SEPARATOR in name}
+    batch, other = identity.keyed_with_faults(ledger, asked)
+    for index, key in enumerate(batch.names):
+        if wrong and asked.terms_of(index).campaign in wrong:
+            faults.setdefault(index, campaign_fault(asked.terms_of(index).campaign))
+        elif len(key) > NAME_BYTES_MAX:
+            faults.setdefault(index, (Refusal.BAD_NAME, FULL_NAME_TEXT))
+    for index, text in other.items():
+        faults.setdefault(index, (Refusal.CONFLICT, text))
+    event = structs.replace(event, submission=batch)
+    with suppress(BatchRefused):
+        event = expand_campaigns(ledger, event)
+    _find_invalid(ledger, event, faults)
+    return [
+        RefusedTask(index, _full_name(asked, index), refusal, text)
+        for index, (refusal, text) in islice(faults.items(), REFUSED_TASKS_MAX)
+    ]
+
+
+def _full_name(batch: Submission, index: int) -> bytes:
+    full = identity.spelling(batch.terms_of(index).campaign, batch.names[index])
+    return full[:NAME_BYTES_MAX]
+
+
+def _find_invalid(ledger: Ledger, event: SubmitRequested, faults: dict[int, Fault]) -> None:
+    """Add the tasks that the ledger or the batch does not allow: invalid themselves, on a cycle, or
+    dependents of tasks at fault. The event has keys."""
+    batch = event.submission
+    places: dict[bytes, int] = {}
+    for index, name in enumerate(batch.names):
+        if places.setdefault(name, index) != index:
+            faults.setdefault(index, DUPLICATE)
+    waits = _valid_edges(ledger, event, faults)
+    if batch.after is None:
+        return
+    extends = event.repeat is DuplicatePolicy.EXTEND
+    members = {
+        name: None
+        for name in places
+        if (extends or name in waits or name not in ledger.tasks)
+        and 0 < len(name) <= NAME_BYTES_MAX
+    }
+    for name, before in waits.items():
+        if not before:
+            continue
+        campaign = batch.terms_of(places[name]).campaign
+        try:
+            split_predecessors(ledger, before, event.unknown, members, campaign)
+        except SubmissionRefused as refusing:
+            faults[places[name]] = refusing.fault
+    cyclic = graph.names_on_cycles(ledger.tasks, awaited(ledger, waits), waits)
+    for name in waits:
+        if name in cyclic:
+            text = f"task {shown(name)} would wait for itself"
+            faults.setdefault(places[name], (Refusal.CYCLE, text))
+    _find_dependents(ledger, event, waits, places, faults)
+
+
+def _valid_edges(
+    ledger: Ledger, event: SubmitRequested, faults: dict[int, Fault]
+) -> dict[bytes, list[bytes]]:
+    """Return the predecessors of new and extended tasks. Add known tasks that are invalid."""
+    batch, waits = event.submission, dict[bytes, list[bytes]]()
+    known, after = ledger.tasks, batch.after
+    comparer = PayloadComparer()
+    for index, name in enumerate(batch.names):
+        if index in faults:
+            continue
+        task = known.get(name)
+        if task is None:
+            waits[name] = after[index] if after else []
+            continue
+        try:
+            check_owner(task, batch.terms_of(index).campaign)
+            if event.repeat is DuplicatePolicy.EXTEND:
+                check_extendable(task)
+                waits[name] = after[index] if after else []
+            else:
+                check_same(task, batch, index, comparer)
+        except SubmissionRefused as refusing:
+            faults[index] = refusing.fault
+    return waits
+
+
+def _find_dependents(
+    ledger: Ledger,
+    event: SubmitRequested,
+    waits: dict[bytes, list[bytes]],
+    places: dict[bytes, int],
+    faults: dict[int, Fault],
+) -> None:
+    """Add the tasks that wait for tasks at fault. Of a submission that is not partial, only if
+    unknown predecessors are refused and the ledger has no other task of that name."""
+    if not event.partial and event.unknown is not UnknownPolicy.REFUSE:
+        return
+    dependents: dict[bytes, list[bytes]] = {}
+    for name, befores in waits.items():
+        for one in befores:
+            dependents.setdefault(one, []).append(name)
+    line = [name for name, index in places.items() if index in faults]
+    for name in line:  # grows while it is walked
+        known = ledger.tasks.get(name)
+        own = event.submission.terms_of(places[name]).campaign
+        if not event.partial and known is not None and known.terms.campaign == own:
+            continue
+        for dependent in dependents.get(name, ()):
+            if places[dependent] not in faults:
+                text = f"task {shown(dependent)} waits for {shown(name)}, which was refused"
+                faults[places[dependent]] = (faults[places[name]][0], text)
+                line.append(dependent)

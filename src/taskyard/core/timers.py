@@ -9,7 +9,7 @@ from __future__ import annotations
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
-from taskyard.core import assignment, deadlines, expiry, lane_queues, membership, subscriptions
+from taskyard.core import assignment, deadlines, lane_queues, membership, subscriptions
 from taskyard.core.context import TimerKind
 from taskyard.core.limits import TIMER_TASKS_MAX
 from taskyard.core.records import CameDue, ReportedLate
@@ -60,7 +60,7 @@ def clock_set(context: Context, event: events.ClockSet) -> None:
 
 def _follow_wall_clock(context: Context) -> None:
     """Process the timers of the wall clock. Timeouts of workers do not depend on it."""
-    expiry.expire_tasks(context)
+    assignment.expire_tasks(context)
     _come_due(context)
     _report_late(context)
 

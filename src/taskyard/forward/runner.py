@@ -21,10 +21,9 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from taskyard.core.blobs import Blob, text_of
+from taskyard.core.blobs import Blob, blobs_in, text_of
 from taskyard.core.events import Outcome
 from taskyard.core.output import Stream
-from taskyard.core.task_inputs import blobs_in
 from taskyard.errors import (
     BytesMissing,
     ClientClosed,

@@ -20,11 +20,10 @@ from zlib import crc32
 
 import msgspec
 
-from taskyard.core.blobs import DIGEST_BYTES, Content
+from taskyard.core.blobs import DIGEST_BYTES, Content, blobs_of
 from taskyard.core.identity import SEPARATOR, prefix
 from taskyard.core.model import EndedTask
 from taskyard.core.states import TaskState
-from taskyard.core.task_inputs import blobs_of
 from taskyard.errors import JournalDamaged
 from taskyard.journal import schema
 from taskyard.journal.chain import Head, origin, seal, unseal

@@ -14,7 +14,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from taskyard.core import runs
 from taskyard.core.identity import split
-from taskyard.core.lane_rates import rate_text
+from taskyard.core.lane_queues import rate_text
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Terms, shown
 from taskyard.core.resources import MEMORY, UNIT

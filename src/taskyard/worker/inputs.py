@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field, structs
 
-from taskyard.core.blobs import Result
+from taskyard.core.blobs import Result, results_needed
 from taskyard.core.events import Outcome
 from taskyard.core.states import TaskState
-from taskyard.core.task_inputs import needed
 from taskyard.errors import BytesDamaged, BytesTruncated
 from taskyard.wire.inputs import FILE_MARK, Input
 from taskyard.wire.native import peer, reads
@@ -72,7 +71,7 @@ class InputFetcher:
 
     def start(self, job: Job) -> None:
         """Start a task, at once if it needs no inputs."""
-        names = needed(job.payload)
+        names = results_needed(job.payload)
         if names:
             needs_files = FILE_MARK in job.payload
             self._request(_Waiting(job, [*dict.fromkeys(names)], needs_files))

@@ -17,7 +17,7 @@ from __future__ import annotations
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final
 
-from taskyard.core import heartbeats
+from taskyard.core import deadlines
 from taskyard.core.blobs import Content
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
@@ -144,8 +144,8 @@ class NativeWorkerLoop:
         #: Heartbeats in flight, and the `Steal` that each names. A slow broker may have several.
         self._heartbeats: dict[int, int] = {}
         #: The longest interval of heartbeats that renews leases, and the interval now.
-        self._longest_ns = heartbeats.longest_ns(settings.lease_timeout_ns)
-        self.heartbeat_ns = settings.heartbeat_ns or heartbeats.interval_ns(
+        self._longest_ns = deadlines.heartbeat_longest_ns(settings.lease_timeout_ns)
+        self.heartbeat_ns = settings.heartbeat_ns or deadlines.heartbeat_interval_ns(
             1, settings.lease_timeout_ns
         )
         self._heartbeat_due_ns = self._prefetch_due_ns = clock.monotonic_ns()
@@ -321,7 +321,7 @@ class NativeWorkerLoop:
         self._stop(stopped)
         if reply.heartbeat_ns and self.settings.heartbeat_ns == AUTO:
             lease_ns, is_idle = self.settings.lease_timeout_ns, not self._held
-            longest_ns = heartbeats.longest_ns(lease_ns, is_idle=is_idle)
+            longest_ns = deadlines.heartbeat_longest_ns(lease_ns, is_idle=is_idle)
             self._set_heartbeat(max(HEARTBEAT_NS_MIN, min(reply.heartbeat_ns, longest_ns)))
             self._heartbeat_due_ns = self._heartbeat_sent_ns + self.heartbeat_ns
         self._rules_version_newest = reply.rules_version
@@ -573,7 +573,9 @@ class NativeWorkerLoop:
         more["calls_waiting"] = [place for place, key in enumerate(held) if key in waiting]
         more["calls_kept"] = self._kept_count
         if not held and self.settings.heartbeat_ns == AUTO:
-            more["rest_ns"] = heartbeats.longest_ns(self.settings.lease_timeout_ns, is_idle=True)
+            more["rest_ns"] = deadlines.heartbeat_longest_ns(
+                self.settings.lease_timeout_ns, is_idle=True
+            )
         number = self._channel.request(
             lambda number: peer.heartbeat(number, name, worker, held, heartbeat_ns, **more)
         )

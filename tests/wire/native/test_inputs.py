@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from taskyard.core.blobs import results_needed
 from taskyard.core.model import Submission, Terms, WorkerFacts
-from taskyard.core.task_inputs import needed
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.native import peer, reads
 from taskyard.wire.value_names import Holder
@@ -85,7 +85,7 @@ def test_other_results_are_refused(
     ],
 )
 def test_names_are_those_of_the_first_line(payload: bytes, names: list[str]) -> None:
-    assert needed(payload) == names
+    assert results_needed(payload) == names
 
 
 def test_name_that_means_another_task_is_refused(yard: Counter) -> None:

@@ -18,11 +18,10 @@ from taskyard.core import (
     assignment,
     effects,
     events,
-    expiry,
+    holds,
     membership,
     queues,
     records,
-    reservations,
     selection,
     subscriptions,
     timers,
@@ -52,7 +51,7 @@ def due_time_ignored() -> Iterator[None]:
 @mutation
 def expiry_ignored() -> Iterator[None]:
     """Never expire a task."""
-    with patched(expiry, "_is_expired", lambda _task, _at_ns: False):
+    with patched(assignment, "_is_expired", lambda _task, _at_ns: False):
         yield
 
 
@@ -195,7 +194,7 @@ def suspect_not_isolated() -> Iterator[None]:
     """Assign other tasks to a worker that runs a last attempt."""
     with (
         patched(selection, "holds_last_attempt", lambda _worker: False),
-        patched(reservations, "holds_last_attempt", lambda _worker: False),
+        patched(holds, "holds_last_attempt", lambda _worker: False),
     ):
         yield
 

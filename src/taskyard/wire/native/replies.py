@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from taskyard.core import effects, values
+from taskyard.core import effects
 from taskyard.core.blobs import Blob
 from taskyard.core.model import Refusal
 from taskyard.core.states import TaskState
@@ -300,11 +300,11 @@ def _output_written(pending: PendingRequests, effect: effects.OutputWritten) -> 
     return pending.answer(effect.request, _Q.NotFound, batch=pb.Batch(name=names, attempt=attempts))
 
 
-def _store(pending: PendingRequests, effect: values.StoreReply) -> list[Reply]:
+def _store(pending: PendingRequests, effect: effects.StoreReply) -> list[Reply]:
     return pending.answer(effect.request, _Q.Values, document=effect.document)
 
 
-def _value_received(pending: PendingRequests, effect: values.ValueReceived) -> list[Reply]:
+def _value_received(pending: PendingRequests, effect: effects.ValueReceived) -> list[Reply]:
     return pending.answer(effect.request, _Q.PutValue, offset=effect.received)
 
 
@@ -332,8 +332,8 @@ REPLIES: Final[dict[type[effects.Effect], Callable[[PendingRequests, Any], list[
     effects.OutputWritten: _output_written,
     effects.RecordPage: _record_page,
     effects.RuleList: _rule_list,
-    values.StoreReply: _store,
-    values.ValueReceived: _value_received,
+    effects.StoreReply: _store,
+    effects.ValueReceived: _value_received,
 }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from taskyard.core import values
+from taskyard.core import events
 from taskyard.core.limits import NUMBER_MAX, PART_BYTES_MAX
 from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
@@ -34,13 +34,13 @@ def checked_name(value: bytes) -> bytes:
 def decode(query: pb.QueryMsg, client: bytes, number: Callable[[], int]) -> Event:
     """Decode a Values or PutValue. `number` issues the number of a valid one. Raise Malformed."""
     if query.type == _Q.Values:
-        return values.StoreRequested(0, client, number())
+        return events.StoreRequested(0, client, number())
     value = checked_name(query.value)
     if query.offset > NUMBER_MAX - PART_BYTES_MAX:
         raise Malformed("an offset is too large")
     if len(query.data) > PART_BYTES_MAX:
         raise Malformed(f"a part of a value must have at most {PART_BYTES_MAX} bytes")
-    return values.ValueSent(
+    return events.ValueSent(
         0, client, value, query.offset, query.data, number(), worker=query.location
     )
 

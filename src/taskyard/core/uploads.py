@@ -1,7 +1,7 @@
-"""Decides on the output of attempts: parts while they run, and the streams of those that ended.
+"""Decides on bytes that arrive in parts: the output of running attempts, and large values of calls.
 
-Parts count only if the worker holds the task by that very attempt, as reports do. The broker writes
-them to files, and the scheduler decides which files stay.
+Parts of output count only if the worker holds the task by that very attempt, as reports do. The
+broker writes all parts to files, and the scheduler decides which files of output stay.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from taskyard.core import deadlines, identity, membership, worker_names
 from taskyard.core.blobs import Blob, inlined, kept_of
-from taskyard.core.effects import OutputEnded, OutputWritten, Refused
+from taskyard.core.effects import OutputEnded, OutputWritten, Refused, StoreReply, ValueReceived
 from taskyard.core.events import Outcome
 from taskyard.core.model import Refusal
 from taskyard.core.output import OutputChunk, Stream
@@ -23,6 +23,16 @@ if TYPE_CHECKING:
     from taskyard.core.context import Context
     from taskyard.core.entities import Task
     from taskyard.core.output import OutputColumns
+
+
+def store_requested(context: Context, event: events.StoreRequested) -> None:
+    context.send(StoreReply(event.client, event.request, bool(event.by)))
+
+
+def value_sent(context: Context, event: events.ValueSent) -> None:
+    reply = ValueReceived(event.client, event.request, event.value, event.offset, event.data)
+    reply.of_worker, reply.by = event.worker in context.ledger.workers, event.by
+    context.send(reply)
 
 
 def output_appended(context: Context, event: events.OutputAppended) -> None:
