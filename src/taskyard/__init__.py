@@ -6,6 +6,8 @@ at first use, because every command imports this package and few of them need a 
 
 TYPE_CHECKING = False  # as in typing, which is not imported
 if TYPE_CHECKING:
+    from taskyard.calls.inputs import result
+    from taskyard.calls.payloads import BundlePart, bundle_part
     from taskyard.client.calls import ExecutorBroken
     from taskyard.client.campaigns import Campaign
     from taskyard.client.client import AsyncClient, Client
@@ -31,8 +33,6 @@ if TYPE_CHECKING:
         UserError,
     )
     from taskyard.spark import register
-    from taskyard.wire.inputs import result
-    from taskyard.wire.payloads import BundlePart, bundle_part
 
 __version__ = "0.1.0.dev0"
 
@@ -75,7 +75,7 @@ __all__ = [
 _HOMES = {
     "AsyncClient": "taskyard.client.client",
     "AsyncOutbox": "taskyard.client.outbox",
-    "BundlePart": "taskyard.wire.payloads",
+    "BundlePart": "taskyard.calls.payloads",
     "Campaign": "taskyard.client.campaigns",
     "Client": "taskyard.client.client",
     "CurrentTask": "taskyard.client.task",
@@ -85,11 +85,11 @@ _HOMES = {
     "Outbox": "taskyard.client.outbox",
     "Task": "taskyard.client.task",
     "as_completed": "taskyard.client.future_sets",
-    "bundle_part": "taskyard.wire.payloads",
+    "bundle_part": "taskyard.calls.payloads",
     "current": "taskyard.client.task",
     "progress": "taskyard.client.future_sets",
     "register": "taskyard.spark",
-    "result": "taskyard.wire.inputs",
+    "result": "taskyard.calls.inputs",
     "task": "taskyard.client.task",
     "wait": "taskyard.client.future_sets",
 }

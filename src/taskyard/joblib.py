@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import joblib
 from joblib.parallel import AutoBatchingMixin, ParallelBackendBase, register_parallel_backend
 
+from taskyard.calls import pickled
 from taskyard.campaign.batches import encode_text
 from taskyard.client import content, discovery
 from taskyard.client.calls import CallFuture, ExecutorCore
@@ -26,7 +27,6 @@ from taskyard.client.requests import TaskRef
 from taskyard.core.model import Refusal, Submission
 from taskyard.core.states import TaskState
 from taskyard.errors import Refused, TaskFailed, TaskyardError
-from taskyard.wire import pickled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -30,6 +30,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskyard.broker.transport import SocketTransport
 from taskyard.broker.turn import Broker
+from taskyard.calls import inputs, payloads, pickled
+from taskyard.calls.setup import Setups
 from taskyard.campaign.file_times import TaskFiles
 from taskyard.client.internal import InternalClient
 from taskyard.core.blobs import results_needed
@@ -46,9 +48,7 @@ from taskyard.net.channel import Channel
 from taskyard.net.poller import Poller
 from taskyard.net.protocols import SystemClock
 from taskyard.net.signals import Waker
-from taskyard.process.call_setup import Setups
 from taskyard.process.child import status_text
-from taskyard.wire import inputs, payloads, pickled
 from taskyard.wire.native import peer, reads
 from taskyard.wire.native.server import NativeServer
 from taskyard.wire.value_names import Holder

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from taskyard.calls.payloads import CALL
+from taskyard.calls.pickled import PICKLE
 from taskyard.core.blobs import Blob, Content, blob_name, blobs_of, length_of, text_of
 from taskyard.core.identity import split
 from taskyard.core.model import shown
@@ -21,8 +23,6 @@ from taskyard.journal.blob_names import blobs_needed
 from taskyard.journal.blobs import StreamKey, is_name, short_name
 from taskyard.journal.blobs import length_of as length_in
 from taskyard.journal.recovery import stream_in
-from taskyard.wire.payloads import CALL
-from taskyard.wire.pickled import PICKLE
 
 if TYPE_CHECKING:
     from taskyard.broker.results import ResultLoader

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
+from taskyard.calls.payloads import encode_call, encode_command
 from taskyard.campaign import lanes
 from taskyard.campaign.values import InvalidValue, shown
 from taskyard.core import scripts
 from taskyard.errors import UserError
-from taskyard.wire.payloads import encode_call, encode_command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

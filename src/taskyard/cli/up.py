@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from taskyard.calls.pickled import PICKLE
 from taskyard.cli.command import Command
 from taskyard.cli.connection import connect_to, removed_if_unused
 from taskyard.cli.daemon_options import (
@@ -65,7 +66,6 @@ from taskyard.process.supervisor import (
 from taskyard.settings.keys import PROCESSES_MAX
 from taskyard.settings.kinds import NO_PAGE
 from taskyard.web.address import Role, bind, find_page, published, split_address
-from taskyard.wire.pickled import PICKLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from msgspec import Struct, structs
 
+from taskyard.calls import current_task
+from taskyard.calls.pickled import PICKLE
 from taskyard.cli.command import Command
 from taskyard.cli.daemon_options import check_dialect, log_options, open_log, until_eof_option
 from taskyard.cli.options import (
@@ -29,12 +31,10 @@ from taskyard.client import discovery
 from taskyard.core.limits import HEARTBEATS_PER_LEASE_MIN, NAME_BYTES_MAX, NUMBER_MAX
 from taskyard.errors import UserError
 from taskyard.net import endpoints
-from taskyard.process import current_task
 from taskyard.process.machine import usable_cores
 from taskyard.settings.keys import SLOTS_MAX, variable_of
 from taskyard.settings.loader import Source
 from taskyard.wire.hungry.zmailer import SESSIONS
-from taskyard.wire.pickled import PICKLE
 from taskyard.worker.agents.rules import AgentSettings
 from taskyard.worker.agents.runner import read_command, read_variables
 from taskyard.worker.call_process import CallOptions

@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from msgspec import structs
 
+from taskyard.calls import current_task, inputs, pickled, setup
+from taskyard.calls.setup import InitializerFailed
 from taskyard.campaign.batches import encode_text
 from taskyard.client.exchanges import SlotFuture
 from taskyard.client.functions import CallEncoder, function_name
@@ -39,11 +41,8 @@ from taskyard.errors import (
     TaskyardError,
     UserError,
 )
-from taskyard.process import call_setup, current_task
-from taskyard.process.call_setup import InitializerFailed
-from taskyard.process.call_values import CallValues
 from taskyard.process.cluster import ClusterProcess
-from taskyard.wire import inputs, pickled
+from taskyard.process.value_access import CallValues
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -241,7 +240,7 @@ class ExecutorCore:
             self.calls.use_setup(call=call, globals_key=globals_key)
         elif call:
             file = self._supervisor.state / SETUP_FILE
-            call_setup.write_setup(file, call)
+            setup.write_setup(file, call)
             self.calls.use_setup(file=str(file), globals_key=globals_key)
 
     @property

@@ -14,6 +14,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, cast, overload
 
+from taskyard.calls import current_task
 from taskyard.client import commands, discovery, functions, future_sets, reads, requests
 from taskyard.client.campaigns import Campaign
 from taskyard.client.discovery import submitter_environment
@@ -34,7 +35,6 @@ from taskyard.client.session import ABANDON_SECONDS, Session
 from taskyard.client.submit import Submitter, positional, rows_of
 from taskyard.core.events import Scope
 from taskyard.net.endpoints import has_places
-from taskyard.process import current_task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -16,13 +16,13 @@ from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, SupportsIndex, TypeVar
 
+from taskyard.calls import payloads, pickled
 from taskyard.client.calls import CallFuture, ExecutorCore
 from taskyard.client.functions import Initializer, encode_initializer
 from taskyard.client.internal import InternalClient
 from taskyard.errors import UserError
 from taskyard.process.supervisor import WorkerSpec
 from taskyard.settings.keys import SLOTS_MAX
-from taskyard.wire import payloads, pickled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -19,6 +19,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from msgspec import Struct, structs
 
+from taskyard.calls import payloads, pickled, plain_pickles
+from taskyard.calls.main_functions import RepeatedFunctions, shared_globals
+from taskyard.calls.pickled import CallHeader
 from taskyard.core.limits import BLOB_BYTES_MIN
 from taskyard.errors import (
     BytesDamaged,
@@ -28,15 +31,11 @@ from taskyard.errors import (
     TaskyardError,
     UserError,
 )
-from taskyard.wire import payloads, pickled, plain_pickles
-from taskyard.wire.main_globals import shared_globals
-from taskyard.wire.pickled import CallHeader
-from taskyard.wire.repeated_functions import RepeatedFunctions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from taskyard.process.call_values import CallValues, Restore
+    from taskyard.process.value_access import CallValues, Restore
 
 
 class EncodedCall(Struct, frozen=True):

@@ -26,6 +26,7 @@ from typing import (
     runtime_checkable,
 )
 
+from taskyard.calls import inputs, payloads, pickled
 from taskyard.client import commands, reads, requests
 from taskyard.client.exchanges import (
     OfClient,
@@ -42,7 +43,6 @@ from taskyard.client.stalls import timeout_error, wait_or_explain
 from taskyard.core.identity import spelling
 from taskyard.core.model import shown
 from taskyard.errors import TaskyardError
-from taskyard.wire import inputs, payloads, pickled
 
 if TYPE_CHECKING:
     import asyncio

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from taskyard.core.events import UnknownPolicy
     from taskyard.core.model import Terms
     from taskyard.net.channel import Channel
-    from taskyard.process.call_values import Restore
+    from taskyard.process.value_access import Restore
     from taskyard.wire.native.peer import Reply
 
 #: Columns of tasks. They make no call for each task.

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from msgspec import Struct
 
+from taskyard.calls.payloads import CALL
+from taskyard.calls.pickled import PICKLE
+from taskyard.calls.plain_pickles import looks_pickled
 from taskyard.campaign.batches import encode_text
 from taskyard.client.exchanges import Query, Sleep, checked_reply, refused_error
 from taskyard.client.requests import (
@@ -28,9 +31,6 @@ from taskyard.core.output import Stream
 from taskyard.core.states import TaskState
 from taskyard.errors import BytesMissing, TaskFailed, UserError
 from taskyard.wire.native import peer, reads
-from taskyard.wire.payloads import CALL
-from taskyard.wire.pickled import PICKLE
-from taskyard.wire.plain_pickles import looks_pickled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

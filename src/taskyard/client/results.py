@@ -10,13 +10,13 @@ import logging
 from concurrent.futures import CancelledError, InvalidStateError
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from taskyard.calls import payloads, plain_pickles
+from taskyard.calls.plain_pickles import NotPlain, PlainLoader
 from taskyard.core.blobs import length_of
 from taskyard.core.identity import spelling
 from taskyard.core.model import shown
 from taskyard.core.states import TaskState
 from taskyard.errors import BytesTruncated, TaskBlocked, TaskFailed, UserError
-from taskyard.wire import payloads, plain_pickles
-from taskyard.wire.plain_pickles import NotPlain, PlainLoader
 
 if TYPE_CHECKING:
     from collections.abc import Callable

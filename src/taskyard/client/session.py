@@ -30,8 +30,7 @@ from taskyard.net.channel import Channel
 from taskyard.net.poller import Poller
 from taskyard.net.protocols import SystemClock
 from taskyard.net.signals import Waker
-from taskyard.process.call_values import CallValues
-from taskyard.process.value_access import ValueAccess
+from taskyard.process.value_access import CallValues, ValueAccess
 
 if TYPE_CHECKING:
     from collections.abc import Callable

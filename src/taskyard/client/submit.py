@@ -13,6 +13,8 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
+from taskyard.calls import current_task, inputs, payloads
+from taskyard.calls.pickled import PICKLE
 from taskyard.campaign import lanes
 from taskyard.campaign.batches import encode_batch, encode_text
 from taskyard.campaign.task_spec import check_task, key_error_text
@@ -25,9 +27,6 @@ from taskyard.client.pending_tasks import PendingTask
 from taskyard.core.events import UnknownPolicy
 from taskyard.core.model import Terms
 from taskyard.errors import UserError
-from taskyard.process import current_task
-from taskyard.wire import inputs, payloads
-from taskyard.wire.pickled import PICKLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from taskyard.client.requests import TaskRef
     from taskyard.client.results import SettableFuture
     from taskyard.client.session import Session
-    from taskyard.process.call_values import Restore
+    from taskyard.process.value_access import Restore
 
 _F = TypeVar("_F", bound="SettableFuture")
 

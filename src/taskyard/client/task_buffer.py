@@ -16,6 +16,7 @@ from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
+from taskyard.calls.pickled import is_pickled
 from taskyard.campaign.lanes import LaneTemplates
 from taskyard.campaign.values import InvalidValue
 from taskyard.client.pending_tasks import (
@@ -32,7 +33,6 @@ from taskyard.core.identity import spelling
 from taskyard.core.model import Refusal, shown
 from taskyard.errors import BytesMissing, Refused
 from taskyard.wire.native import peer
-from taskyard.wire.pickled import is_pickled
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -325,7 +325,7 @@ class Lane(Struct, gc=False, eq=False):
     paused: bool = False
     #: It is in its group's rotation.
     in_rotation: bool = False
-    #: Its rate, if some of it is used up (`lane_rates`). Volatile.
+    #: Its rate, if some of it is used up (`lane_queues`). Volatile.
     rate: LaneRate | None = None
     #: It left the rotation because no more of its tasks may be leased at once. Volatile.
     is_full: bool = False
@@ -466,7 +466,7 @@ class LaneGroup(Struct, eq=False):
     turn: int = 0
     #: How many lanes are full and have ready tasks: they compete, but are not in the rotation.
     lanes_full: int = 0
-    #: The rates of its lanes by name, also of deleted ones (`lane_rates`). Volatile.
+    #: The rates of its lanes by name, also of deleted ones (`lane_queues`). Volatile.
     lane_rates: dict[bytes, LaneRate] = field(default_factory=dict)
     #: Number of rates at which those that are over are dropped.
     lane_rates_sweep_at: int = 0

@@ -91,7 +91,7 @@ class Ledger:
         self.failed_walks = TaskWalks()
         #: Services with a change that may allow a lease.
         self.dirty: dict[bytes, Service] = {}
-        #: Workers kept free for one task each (`reservations`).
+        #: Workers kept free for one task each (`holds`).
         self.reservations: list[Reservation] = []
         #: Lanes that got work and may have to debounce.
         self.debouncing: list[Lane] = []

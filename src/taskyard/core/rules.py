@@ -111,7 +111,7 @@ class LaneRate(Struct, gc=False, eq=False):
 
     #: When it allows the next lease.
     next_ns: int = 0
-    #: A timer is set for it (`lane_rates`).
+    #: A timer is set for it (`lane_queues`).
     waits: bool = False
 
 

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
+from taskyard.calls.payloads import CALL, EXEC
+from taskyard.calls.plain_pickles import looks_pickled
 from taskyard.core.blobs import Blob, blobs_in, text_of
 from taskyard.core.events import Outcome
 from taskyard.core.output import Stream
@@ -34,8 +36,6 @@ from taskyard.errors import (
     UserError,
 )
 from taskyard.net.signals import Waker
-from taskyard.wire.payloads import CALL, EXEC
-from taskyard.wire.plain_pickles import looks_pickled
 from taskyard.worker.jobs import Job, JobResult, cut_reason
 from taskyard.worker.programs import ProgramOutput, SpooledOutput
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from taskyard.calls.payloads import CALL, EXEC
+from taskyard.calls.pickled import PICKLE
 from taskyard.core import runs
 from taskyard.core.identity import split
 from taskyard.core.lane_queues import rate_text
@@ -20,8 +22,6 @@ from taskyard.core.model import Terms, shown
 from taskyard.core.resources import MEMORY, UNIT
 from taskyard.core.states import WorkerState
 from taskyard.wire.health_views import Health
-from taskyard.wire.payloads import CALL, EXEC
-from taskyard.wire.pickled import PICKLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -6,11 +6,11 @@ does not run. Starts no processes.
 
 from msgspec import structs
 
+from taskyard.calls.payloads import Command
 from taskyard.campaign.file_times import TaskFiles
 from taskyard.core.blobs import Blob, length_of
 from taskyard.core.events import Outcome
 from taskyard.core.limits import NOTE_BYTES_MAX
-from taskyard.wire.payloads import Command
 from taskyard.worker.jobs import Job, JobResult, cut_reason
 from taskyard.worker.limits import OUTPUT_TAIL_BYTES
 

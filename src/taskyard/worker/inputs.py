@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field, structs
 
+from taskyard.calls.inputs import FILE_MARK, Input
 from taskyard.core.blobs import Result, results_needed
 from taskyard.core.events import Outcome
 from taskyard.core.states import TaskState
 from taskyard.errors import BytesDamaged, BytesTruncated
-from taskyard.wire.inputs import FILE_MARK, Input
 from taskyard.wire.native import peer, reads
 from taskyard.wire.native.reads import StreamPages
 from taskyard.wire.value_names import Holder

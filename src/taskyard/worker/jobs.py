@@ -8,13 +8,13 @@ from typing import Final, Protocol
 
 from msgspec import Struct
 
+from taskyard.calls.inputs import Input
 from taskyard.core.blobs import Blob, Content, text_of
 from taskyard.core.events import Outcome
 from taskyard.core.limits import REASON_BYTES_MAX
 from taskyard.core.resources import Resources
 from taskyard.core.rules import Rule
 from taskyard.core.runs import Run
-from taskyard.wire.inputs import Input
 from taskyard.worker.limits import LAST_LINE_BYTES_MAX, NO_ROOM_RETRIES_MAX, NO_ROOM_RETRY_NS
 
 

@@ -12,6 +12,7 @@ import select
 import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from taskyard.calls.current_task import WORKER_VARIABLE
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Refusal, shown
 from taskyard.core.resources import CPUS
@@ -19,7 +20,6 @@ from taskyard.errors import NameLost, Refused
 from taskyard.net import sockets
 from taskyard.net.channel import Channel
 from taskyard.net.host import Host
-from taskyard.process.current_task import WORKER_VARIABLE
 from taskyard.worker.agents.runner import AgentRunner
 from taskyard.worker.announcer import Announcer
 from taskyard.worker.call_process import CallOptions

@@ -13,10 +13,10 @@ import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
+from taskyard.calls.payloads import Command
 from taskyard.core.events import Outcome
 from taskyard.core.output import Stream
 from taskyard.process.child import STATUS_UNKNOWN, status_text
-from taskyard.wire.payloads import Command
 from taskyard.worker.devices import Shares
 from taskyard.worker.jobs import Job, JobResult, Tail, cut_reason, last_line
 from taskyard.worker.limits import (

@@ -12,9 +12,9 @@ from typing import Final
 
 from msgspec import Struct, structs
 
+from taskyard.calls.environments import decode_environment, merged_variables
+from taskyard.calls.payloads import Command
 from taskyard.core.limits import NOTE_BYTES_MAX
-from taskyard.wire.environments import decode_environment, merged_variables
-from taskyard.wire.payloads import Command
 
 logger = logging.getLogger("taskyard.worker")
 

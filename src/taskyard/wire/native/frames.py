@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from google.protobuf.message import DecodeError, Message
 from msgspec import Struct, structs
 
+from taskyard.calls import environments
 from taskyard.core.blobs import Blob, texts_of
 from taskyard.core.events import Outcome
 from taskyard.core.limits import (
@@ -33,7 +34,6 @@ from taskyard.core.model import RefusedTask, Submission, Terms, TermsChanges, Wo
 from taskyard.core.resources import RESOURCES_MAX
 from taskyard.errors import Malformed, PeerError
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire import environments
 from taskyard.wire.dialect import TaskDefaults
 from taskyard.wire.native import alike
 from taskyard.wire.native import runs as native_runs

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec import Struct
 
+from taskyard.calls.payloads import is_command
 from taskyard.core.blobs import Result, texts_of
 from taskyard.core.events import Outcome, Scope, UnknownPolicy
 from taskyard.core.model import Refusal, shown
@@ -21,7 +22,6 @@ from taskyard.wire.native import frames as tasks
 from taskyard.wire.native import reads, streams
 from taskyard.wire.native import runs as native_runs
 from taskyard.wire.native.rules import decode_rule
-from taskyard.wire.payloads import is_command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

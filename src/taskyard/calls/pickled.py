@@ -332,7 +332,7 @@ def _pickle_noted(value: object, is_large: IsLarge | None) -> CallBody:
 
 
 def _dumps_by_value(value: object, buffers: Buffers) -> bytes:
-    from taskyard.wire import value_pickler  # noqa: PLC0415  # cloudpickle, where it is needed
+    from taskyard.calls import value_pickler  # noqa: PLC0415  # cloudpickle, where it is needed
 
     return value_pickler.dumps(value, PROTOCOL, buffers.callback)
 

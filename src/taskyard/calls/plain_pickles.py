@@ -31,13 +31,13 @@ _HARMLESS: Final = frozenset(
         ("datetime", "timedelta"),
         ("datetime", "timezone"),
         ("decimal", "Decimal"),
-        ("taskyard.wire.inputs", "resolve"),
+        ("taskyard.calls.inputs", "resolve"),
     }
 )
 
 #: Inserts the result of another task. It is a Python function: its globals lead to all modules, so
 #: no argument may be this function itself.
-_RESOLVE: Final = ("taskyard.wire.inputs", "resolve")
+_RESOLVE: Final = ("taskyard.calls.inputs", "resolve")
 
 #: The opcodes STACK_GLOBAL, REDUCE, NEWOBJ and NEWOBJ_EX. Other bytes may look like them.
 _GLOBAL: Final = b"\x93"

@@ -16,10 +16,10 @@ from typing import Annotated, Any, Final, NamedTuple
 import msgspec
 from msgspec import Meta, Raw, Struct
 
+from taskyard.calls import pickled
+from taskyard.calls.pickled import PICKLE, Pickled
 from taskyard.core.model import shown
 from taskyard.errors import NotEncodable, PeerError, UserError
-from taskyard.wire import pickled
-from taskyard.wire.pickled import PICKLE, Pickled
 
 #: The services of tasks that run a program, and of tasks that call a function.
 EXEC: Final = b"exec"

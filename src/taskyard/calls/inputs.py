@@ -20,9 +20,9 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 from msgspec import Struct, structs
 
+from taskyard.calls import payloads, pickled, plain_pickles
 from taskyard.core.scripts import scripts_in
 from taskyard.errors import NotEncodable, UserError
-from taskyard.wire import payloads, pickled, plain_pickles
 
 #: Kinds of results: the text of a program, the value of a function by path, and of a pickled call.
 #: Others are bytes. An empty kind is that of the task's service.
