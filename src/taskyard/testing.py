@@ -49,9 +49,9 @@ from taskyard.net.poller import Poller
 from taskyard.net.protocols import SystemClock
 from taskyard.net.signals import Waker
 from taskyard.process.child import status_text
-from taskyard.wire.native import peer, reads
+from taskyard.wire.native import peer, task_contents
 from taskyard.wire.native.server import NativeServer
-from taskyard.wire.value_names import Holder
+from taskyard.wire.native.task_contents import Holder
 from taskyard.worker.allow_list import AllowList
 from taskyard.worker.jobs import cut_reason, last_line
 
@@ -258,7 +258,7 @@ class _Worker:
     def _result(self, held: bytes, name: str) -> tuple[bytes, bytes]:
         """Return the service and the result of a task that a held task needs."""
         holder, names = Holder(self._name, held), [name.encode()]
-        reply = self._request(lambda number: reads.results(number, names, holder))
+        reply = self._request(lambda number: task_contents.results(number, names, holder))
         return reply.services[0], reply.texts[0]
 
     def _outcome(self, service: bytes, payload: bytes) -> tuple[Outcome, bytes, bytes]:

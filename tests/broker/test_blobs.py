@@ -39,7 +39,7 @@ from taskyard.journal.blob_files import BlobFiles
 from taskyard.journal.blob_names import blobs_needed
 from taskyard.journal.blobs import name_of, short_name, upload_of
 from taskyard.journal.store import MemoryStore
-from taskyard.wire.value_names import StoreDocument
+from taskyard.wire.native.task_contents import StoreDocument
 from tests.worker.runner_harness import SetClock
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from taskyard.core.limits import PART_BYTES_MAX
 from taskyard.core.output import Stream
 from taskyard.journal import blob_files, blobs
 from taskyard.journal.postgres import blobs as postgres_blobs
-from taskyard.wire.native import requests, value_messages
+from taskyard.wire.native import requests, task_contents
 from taskyard.worker import native_messages, spool
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ _SMALL: Final[Sequence[tuple[Any, str, int]]] = (
     (spool, "STREAM_END_BYTES", 500),
     (spool, "APPEND_BYTES_MAX", 2_500),
     (spool, "SPOOL_BYTES_DUE", 2_000),
-    (value_messages, "PART_BYTES_MAX", 2_500),
+    (task_contents, "PART_BYTES_MAX", 2_500),
     (requests, "PART_BYTES_MAX", 2_500),
     (blob_files, "SYNC_BYTES", 6_000),
     (blob_files, "OPEN_STREAMS_MAX", 2),

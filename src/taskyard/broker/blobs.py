@@ -31,7 +31,7 @@ from taskyard.journal.blobs import (
     upload_of,
 )
 from taskyard.journal.recovery import records_of
-from taskyard.wire.value_names import StoreDocument
+from taskyard.wire.native.task_contents import StoreDocument
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

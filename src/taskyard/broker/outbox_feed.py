@@ -31,7 +31,7 @@ from taskyard.errors import NoBroker, UserError
 from taskyard.journal.postgres import database, outbox
 from taskyard.journal.postgres.outbox import OutboxCounts, Refused
 from taskyard.net.blocking_channel import BlockingChannel
-from taskyard.wire.native import peer, value_messages
+from taskyard.wire.native import peer, task_contents
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -247,7 +247,7 @@ def _renew(connection: Connection, channel: BlockingChannel) -> None:
     """Keep the blobs that refused rows name, which a user may have submitted again."""
     for line in outbox.first_lines(connection, PICKLE_MARK):
         for name in blobs_in(line):
-            channel.ask(partial(value_messages.put_value, value=name.encode()))
+            channel.ask(partial(task_contents.put_blob, value=name.encode()))
 
 
 def _encode(row: OutboxRow) -> Submission:

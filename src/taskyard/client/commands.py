@@ -26,7 +26,7 @@ from taskyard.core.limits import SECOND_NS, SERVICES_MAX
 from taskyard.core.model import Refusal, TermsChanges
 from taskyard.errors import Refused
 from taskyard.wire.native import peer
-from taskyard.wire.native.control_messages import encode_failover
+from taskyard.wire.native.peer import encode_failover
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -15,7 +15,7 @@ from taskyard.core.identity import spelling
 from taskyard.core.model import Submission, shown
 from taskyard.core.states import TaskState
 from taskyard.errors import Refused, UnknownName
-from taskyard.wire.native import peer, reads
+from taskyard.wire.native import peer, task_contents
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -138,7 +138,7 @@ class ExistingTasks:
         return [task.future for task in waiting]
 
     def _request_states(self, tasks: _Tasks) -> None:
-        number = self.channel.request(partial(reads.results, names=[*tasks]))
+        number = self.channel.request(partial(task_contents.results, names=[*tasks]))
         self.open[number] = tasks, self._on_states
 
     def _on_states(self, tasks: _Tasks, reply: Reply) -> None:

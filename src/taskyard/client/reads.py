@@ -30,14 +30,14 @@ from taskyard.core.model import shown
 from taskyard.core.output import Stream
 from taskyard.core.states import TaskState
 from taskyard.errors import BytesMissing, TaskFailed, UserError
-from taskyard.wire.native import peer, reads
+from taskyard.wire.native import peer, task_contents
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from taskyard.client.exchanges import Exchange, Steps
     from taskyard.core.events import Scope
-    from taskyard.wire.native.reads import Part
+    from taskyard.wire.native.task_contents import Part
 
 
 #: What can be read in parts, by name. None: the result.
@@ -93,7 +93,9 @@ def kept_result(name: str) -> Exchange[Result]:
 
     Raises `TaskFailed` if there is none.
     """
-    reply = yield from checked_reply(Query(partial(reads.results, names=[encode_text(name)])))
+    reply = yield from checked_reply(
+        Query(partial(task_contents.results, names=[encode_text(name)]))
+    )
     if not reply.names:
         raise (yield from unknown_task_error(name))
     (ended,), (kept,) = reply.states, reply.results
@@ -116,7 +118,7 @@ def results(names: Sequence[str]) -> Exchange[dict[str, TaskResult]]:
         left = some
         while left:
             encoded = [encode_text(name) for name in left]
-            reply = yield from checked_reply(Query(partial(reads.results, names=encoded)))
+            reply = yield from checked_reply(Query(partial(task_contents.results, names=encoded)))
             for name, state, kept in zip(reply.names, reply.states, reply.results, strict=True):
                 text = yield from _whole_text(shown(name), kept)
                 bytes_total = length_of(kept.content) if kept.is_truncated else 0
@@ -172,7 +174,7 @@ def output(
             offset, attempt = offset + len(page.data), page.attempt
             count = None if count is None else count - len(page.data)
         return b"".join(parts)
-    pages = reads.StreamPages(name)
+    pages = task_contents.StreamPages(name)
     while True:
         page = yield from output_page(name, pages.offset, stream, attempt=attempt)
         parts.append(page.data)
@@ -194,7 +196,7 @@ def output_page(
     Raises `BytesMissing` if the output was removed.
     """
     build = partial(
-        reads.part,
+        task_contents.part,
         name=encode_text(name),
         stream=_stream(stream),
         offset=offset,

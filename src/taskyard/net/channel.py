@@ -18,7 +18,7 @@ from msgspec import Struct
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import Malformed, UserError
 from taskyard.net.options import FRAME_BYTES_MAX
-from taskyard.wire.native import development, peer
+from taskyard.wire.native import peer, raw_messages
 from taskyard.wire.native.peer import Reply
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ class Channel:
             try:
                 reply = Reply(frames[-1])
             except Malformed:  # the request is sent again
-                development.check_reply(frames[-1])
+                raw_messages.check_development_reply(frames[-1])
                 continue
             if self._take(reply, frames[-1]):
                 arrived.append(reply)
@@ -180,7 +180,7 @@ class Channel:
             self._on_broker(reply.broker, number)
         if request is None:
             if not number:
-                development.check_reply(body)
+                raw_messages.check_development_reply(body)
             return False
         if reply.kind == peer.ERROR and reply.code in peer.POSTPONED:
             self._postpone(number, request, reply.reason)

@@ -35,8 +35,8 @@ from taskyard.journal.files import make_private_directory
 from taskyard.net import endpoints
 from taskyard.net.blocking_channel import BlockingChannel
 from taskyard.settings.values import read_size
-from taskyard.wire.native import peer, reads, value_messages
-from taskyard.wire.value_names import Holder, StoreDocument
+from taskyard.wire.native import peer, task_contents
+from taskyard.wire.native.task_contents import Holder, StoreDocument
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -96,7 +96,7 @@ class ValueAccess:
             self._described(connections)
             if self._direct is not None:
                 return self._direct.touch(name)
-            build = partial(value_messages.put_value, value=name.encode())
+            build = partial(task_contents.put_blob, value=name.encode())
             reply = connections.get().ask(build)
             return reply.kind != peer.ERROR and reply.received == length_of(name)
 
@@ -117,7 +117,7 @@ class ValueAccess:
     def _described(self, connections: _Connections) -> StoreDocument | None:
         """Return how the broker keeps blobs. Asks once."""
         if not self._has_asked:
-            reply = connections.get().ask(value_messages.store)
+            reply = connections.get().ask(task_contents.store_terms)
             with contextlib.suppress(
                 msgspec.DecodeError
             ):  # a broker without a disk has no document
@@ -146,7 +146,9 @@ class ValueAccess:
         if not cache.touch(name):
             _make_room(cache, length_of(name))
             holder = Holder(self._worker, task.encode()) if self._worker else None
-            build = partial(reads.blob_part, name=task.encode(), value=name.encode(), holder=holder)
+            build = partial(
+                task_contents.blob_part, name=task.encode(), value=name.encode(), holder=holder
+            )
             _download(connections.get(), cache, name, build)
         return cache.load(name)
 
@@ -171,7 +173,7 @@ def _upload(connection: BlockingChannel, name: str, content: memoryview, worker:
     while True:
         place, part = offset, data
         reply = connection.ask(
-            lambda number: value_messages.put_value(number, value, place, part, worker)  # noqa: B023  # called at once
+            lambda number: task_contents.put_blob(number, value, place, part, worker)  # noqa: B023  # called at once
         )
         if reply.kind == peer.ERROR:
             raise BytesNotStored(reply.reason or "blobs: the broker keeps none")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from taskyard.client.broker_link import BrokerLink
     from taskyard.client.internal import InternalClient
     from taskyard.tui.text import View
-    from taskyard.wire.native.reads import Part
+    from taskyard.wire.native.task_contents import Part
 
 #: Output before the last so many bytes is not read.
 TAIL_BYTES: Final = 64 * 1024

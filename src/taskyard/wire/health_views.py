@@ -6,7 +6,7 @@ the broker starts. The owner of the broker fills in what the scheduler does not 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from msgspec import Struct, field
 
@@ -15,6 +15,8 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import shown
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from taskyard.core import counters
 
 
@@ -201,3 +203,46 @@ def _histogram(value: counters.Histogram) -> Histogram:
         p99=value.quantile_ns(0.99) / SECOND_NS,
         longest=value.longest_ns / SECOND_NS,
     )
+
+
+class SeenRelay(Struct, eq=False):
+    """A relay, with the times of its first and its last message."""
+
+    #: 1: connected to the broker itself. 2: to such a relay, and so on.
+    depth: int
+    since_ns: int
+    last_seen_ns: int
+    #: Of its connection. Empty: unknown, as for any relay behind another one.
+    address: str = ""
+    #: The name of its key. Empty: it has none, or is behind another relay.
+    key: str = ""
+
+    def health(self, dialect: str, peers: int, now_ns: int) -> RelayHealth:
+        """Return the relay for the status, with the number of peers behind it."""
+        return RelayHealth(
+            dialect=dialect,
+            depth=self.depth,
+            peers=peers,
+            address=self.address,
+            key=self.key,
+            connected_ago=max(now_ns - self.since_ns, 0) / SECOND_NS,
+            last_seen_ago=max(now_ns - self.last_seen_ns, 0) / SECOND_NS,
+        )
+
+
+class RefusedPeer(Struct):
+    """A peer of a development version, whose message was refused."""
+
+    #: Of its connection. Empty: unknown.
+    address: str = ""
+
+
+@runtime_checkable
+class RelayedDialect(Protocol):
+    """A dialect that recognizes relays."""
+
+    #: Relays whose first message was just received, and peers that were refused, for their address.
+    newcomers: list[SeenRelay | RefusedPeer]
+
+    def relays(self, now_ns: int) -> Iterable[RelayHealth]:
+        """Return the relays for the status, at most some, those with the latest messages."""

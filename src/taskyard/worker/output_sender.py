@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Refusal
-from taskyard.wire.native import peer, streams
+from taskyard.wire.native import attempt_columns, peer
 from taskyard.worker.jobs import JobResult, cut_reason, no_room_retry_ns
 from taskyard.worker.limits import NO_ROOM_PAUSE_NS
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from taskyard.core.blobs import Content
     from taskyard.net.channel import Channel
     from taskyard.net.protocols import Clock
+    from taskyard.wire.native.attempt_columns import StreamChunk
     from taskyard.wire.native.peer import Reply
-    from taskyard.wire.native.streams import StreamChunk
     from taskyard.worker.jobs import Runner
     from taskyard.worker.settings import WorkerSettings
     from taskyard.worker.spool import OutputSpool
@@ -76,7 +76,7 @@ class OutputSender:
         name, incarnation = self._settings.name, self._settings.incarnation
         self._chunks = chunks
         self.request = self._channel.request(
-            lambda number: streams.append(number, name, chunks, incarnation)
+            lambda number: attempt_columns.append(number, name, chunks, incarnation)
         )
 
     def on_reply(self, reply: Reply) -> list[JobResult]:

@@ -14,7 +14,7 @@ from taskyard.core.blobs import Blob
 from taskyard.core.events import Outcome
 from taskyard.core.limits import BLOB_BYTES_MIN, STREAM_END_BYTES
 from taskyard.core.output import OutputColumns, Stream
-from taskyard.wire.native.streams import StreamChunk
+from taskyard.wire.native.attempt_columns import StreamChunk
 from taskyard.worker.jobs import Tail
 from taskyard.worker.limits import (
     APPEND_BYTES_MAX,

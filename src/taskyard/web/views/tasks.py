@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from taskyard.client.internal import InternalClient
     from taskyard.core.events import Scope
     from taskyard.web.views.site import Site
-    from taskyard.wire.native.reads import Part
+    from taskyard.wire.native.task_contents import Part
 
 #: Tasks on one page of the list.
 PAGE_TASKS: Final = 100

@@ -18,10 +18,9 @@ from taskyard.core.output import OutputColumns
 from taskyard.core.runs import RunColumns
 from taskyard.core.states import TaskState
 from taskyard.wire import dwork_pb2 as pb
+from taskyard.wire.native import attempt_columns, task_contents
 from taskyard.wire.native import frames as tasks
-from taskyard.wire.native import reads, streams
-from taskyard.wire.native import runs as native_runs
-from taskyard.wire.native.rules import decode_rule
+from taskyard.wire.native.frames import decode_rule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -196,7 +195,7 @@ class Reply:
     def results(self) -> list[Result]:
         """The results and reasons. Of a long result, its ends."""
         batch = self._query.batch
-        columns = (streams.decode_contents(batch, "text"), batch.has_stderr)
+        columns = (attempt_columns.decode_contents(batch, "text"), batch.has_stderr)
         return [*map(Result, *columns)] if batch.has_stderr else [*map(Result, columns[0])]
 
     @property
@@ -212,9 +211,9 @@ class Reply:
         return [kinds[place] for place in batch.terms_at or [0] * len(batch.name)]
 
     @property
-    def part(self) -> reads.Part:
+    def part(self) -> task_contents.Part:
         """Read: the requested part."""
-        return reads.decode_part(self._query)
+        return task_contents.decode_part(self._query)
 
     def clauses(self) -> list[Rule]:
         """Decode the rules of a Rules reply, of which the first match applies. Options that concern
@@ -330,17 +329,17 @@ def complete(  # noqa: PLR0913  # one a field
     for them as a Steal does, and OK acknowledges the report if there are none at once."""
     given: tasks.Columns = {
         "outcome": reports.outcomes,
-        **streams.encode_contents("text", reports.texts),
-        **streams.encode_contents("output", reports.outputs),
+        **attempt_columns.encode_contents("text", reports.texts),
+        **attempt_columns.encode_contents("output", reports.outputs),
         "retry_at_ns": reports.retry_at_ns,
     }
     if reports.streams is not None:
-        given |= streams.encode_contents("stdout", reports.streams.stdouts)
-        given |= streams.encode_contents("stderr", reports.streams.stderrs)
+        given |= attempt_columns.encode_contents("stdout", reports.streams.stdouts)
+        given |= attempt_columns.encode_contents("stderr", reports.streams.stderrs)
     columns: tasks.Columns = {"name": reports.names, "attempt": reports.attempts}
     columns |= {field: column for field, column in given.items() if any(column)}
     if reports.runs is not None:
-        columns |= native_runs.encode_runs(reports.runs)
+        columns |= attempt_columns.encode_runs(reports.runs)
     query = _Q(type=COMPLETE, request=request, location=location, batch=columns)
     if reports.runs is not None and reports.runs.host:
         query.host = reports.runs.host
@@ -401,7 +400,7 @@ def progress(
     """Encode a Progress with the output of tasks so far."""
     names, attempts = [name for name, _ in held], [attempt for _, attempt in held]
     columns: tasks.Columns = {"name": names, "attempt": attempts}
-    columns |= streams.encode_contents("output", outputs)
+    columns |= attempt_columns.encode_contents("output", outputs)
     query = _Q(type=PROGRESS, request=request, location=location, batch=columns)
     if incarnation is not None:
         query.incarnation = incarnation
@@ -569,3 +568,8 @@ def query(
     if location is not None:
         query.location = location
     return query.SerializeToString()
+
+
+def encode_failover(request: int, epoch: int, *, force: bool) -> bytes:
+    """Encode a Failover. It names the term that it ends, so sending it again ends no other."""
+    return _Q(type=_Q.Failover, request=request, epoch=epoch, force=force).SerializeToString()

@@ -18,8 +18,8 @@ from taskyard.core.model import WorkerFacts
 from taskyard.core.timer_heap import TimerHeap
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.dialect import TaskDefaults, chose_its_id, request_numbers
-from taskyard.wire.native.counts import TooMany
 from taskyard.wire.native.frames import DIALECT, FACTS_CACHE_BYTES_MAX
+from taskyard.wire.native.raw_messages import TooMany
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping

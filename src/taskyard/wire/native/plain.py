@@ -20,9 +20,9 @@ from taskyard.core.model import Submission
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire import roles
 from taskyard.wire.dialect import ASSIGNED
-from taskyard.wire.native import alike
-from taskyard.wire.native.counts import MEASURED_BYTES_MIN
+from taskyard.wire.native import raw_messages
 from taskyard.wire.native.pending import ENCODED_PLAIN, PendingRequest
+from taskyard.wire.native.raw_messages import MEASURED_BYTES_MIN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -59,9 +59,9 @@ def split(route: bytes, body: bytes) -> tuple[FormKey, list[bytes]] | None:
         return None
     at, rest, names = TYPE_BYTES, b"", list[bytes]()
     for _ in range(LENGTHS_MAX):
-        if body[at : at + 1] != alike.TASK_TAG:
+        if body[at : at + 1] != raw_messages.TASK_TAG:
             break
-        run = alike.split_run(body, at)
+        run = raw_messages.split_alike_run(body, at)
         if run is None or (names and run[0] != rest):
             return None
         rest, some, at = run
@@ -223,7 +223,7 @@ def _assign(effect: effects.Assign) -> bytes | None:
     if len(origins) > 1:
         return None
     rest = _origin_field(origins.pop()) + _log_field(effect.at_ns // _MICROSECOND_NS)
-    encoded = alike.join(effect.names, rest)
+    encoded = raw_messages.join_alike(effect.names, rest)
     return None if encoded is None else _TRANSFER + encoded
 
 

@@ -17,10 +17,10 @@ from msgspec import field
 
 from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire.native.counts import ENVELOPES_MAX, LIMITS, TooMany
+from taskyard.wire.health_views import RefusedPeer, SeenRelay
 from taskyard.wire.native.frames import parse
 from taskyard.wire.native.pending import RELAYED
-from taskyard.wire.seen_relays import RefusedPeer, SeenRelay
+from taskyard.wire.native.raw_messages import ENVELOPES_MAX, LIMITS, TooMany
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -16,9 +16,9 @@ from taskyard.core.model import Refusal
 from taskyard.core.states import TaskState
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire import health_views, views
+from taskyard.wire.native import attempt_columns
 from taskyard.wire.native import frames as tasks
-from taskyard.wire.native import streams
-from taskyard.wire.native.rules import encode_rule
+from taskyard.wire.native.frames import encode_rule
 from taskyard.wire.record_views import record_document
 
 if TYPE_CHECKING:
@@ -455,7 +455,7 @@ def _settled_columns(notice: effects.Settled) -> tasks.Columns:
     if notice.aliases:
         names = [notice.aliases.get(name, name) for name in names]
     columns: tasks.Columns = {"name": names, "standing": notice.states}
-    columns |= streams.encode_contents("text", notice.texts)  # type: ignore[arg-type]  # all are there
+    columns |= attempt_columns.encode_contents("text", notice.texts)  # type: ignore[arg-type]  # all are there
     if notice.printed:
         columns["has_stderr"] = [name in notice.printed for name in notice.names]
     if notice.services is not None:

@@ -21,15 +21,9 @@ from taskyard.core.model import Refusal
 from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire import roles
-from taskyard.wire.native import development
+from taskyard.wire.health_views import RefusedPeer
+from taskyard.wire.native import raw_messages
 from taskyard.wire.native import requests as native_requests
-from taskyard.wire.native.counts import (
-    MEASURED_BYTES_MIN,
-    TooMany,
-    check_counts,
-    check_lengths,
-    outline,
-)
 from taskyard.wire.native.frames import parse
 from taskyard.wire.native.pending import (
     PLAIN_LEASE_NS,
@@ -48,9 +42,15 @@ from taskyard.wire.native.plain import (
     PlainRequests,
     reply_to,
 )
+from taskyard.wire.native.raw_messages import (
+    MEASURED_BYTES_MIN,
+    TooMany,
+    check_counts,
+    check_lengths,
+    outline,
+)
 from taskyard.wire.native.relays import Relays
 from taskyard.wire.native.replies import REPLIES
-from taskyard.wire.seen_relays import RefusedPeer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -220,7 +220,7 @@ class NativeServer:
         if len(body) >= MEASURED_BYTES_MIN:
             return self._parse_long(incoming, body)
         query = parse(_Q, body)
-        if not query.request and development.error_for(body) is not None:
+        if not query.request and raw_messages.development_error(body) is not None:
             raise Malformed("of a development version")  # its fields have other meanings
         incoming.query, incoming.extended = query, query.HasField("request") or _is_extended(query)
         return query
@@ -244,10 +244,10 @@ class NativeServer:
         """Refuse a malformed request, and one of a development version by an Error of that one."""
         # A long one may take seconds to parse.
         is_short = frames and len(frames[-1]) < MEASURED_BYTES_MIN
-        error = development.error_for(frames[-1]) if is_short else None
+        error = raw_messages.development_error(frames[-1]) if is_short else None
         if error is not None:
             self.newcomers.append(RefusedPeer())
-            found = self._refuse(incoming, Refusal.WIRE_FORMAT, development.PEER_TEXT)
+            found = self._refuse(incoming, Refusal.WIRE_FORMAT, raw_messages.PEER_TEXT)
             self.pending.errors[found[0].request] = error
             return found
         self.malformed += 1

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field
 
-from taskyard.wire.seen_relays import SeenRelay
+from taskyard.wire.health_views import SeenRelay
 
 if TYPE_CHECKING:
     from taskyard.core.model import WorkerFacts

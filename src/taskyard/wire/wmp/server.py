@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from taskyard.wire.dialect import Reply
-    from taskyard.wire.health_views import RelayHealth
-    from taskyard.wire.seen_relays import RefusedPeer, SeenRelay
+    from taskyard.wire.health_views import RefusedPeer, RelayHealth, SeenRelay
 
 #: Silence after which a worker is pinged. It has time for two replies before it times out.
 PING_NS: Final = 5 * SECOND_NS
