@@ -13,6 +13,7 @@ from msgspec import Struct, field
 from taskyard.core.counters import OUTCOMES, TASK_BOUNDS_NS, TURN_BOUNDS_NS
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import shown
+from taskyard.wire.documents import Document, filled
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,11 +21,7 @@ if TYPE_CHECKING:
     from taskyard.core import counters
 
 
-class HealthPart(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Base of the broker's health and its parts."""
-
-
-class Histogram(HealthPart):
+class Histogram(Document):
     """Durations in seconds, counted in buckets."""
 
     #: One count for each bound, which it includes, and one for all that is longer.
@@ -37,7 +34,7 @@ class Histogram(HealthPart):
     longest: float
 
 
-class ServiceHealth(HealthPart):
+class ServiceHealth(Document):
     """The attempts of a service."""
 
     #: `(other)` stands for services beyond the first 200.
@@ -51,7 +48,7 @@ class ServiceHealth(HealthPart):
     wait: Histogram
 
 
-class RelayHealth(HealthPart):
+class RelayHealth(Document):
     """A relay that has sent messages. Those of other dialects can't be told from their peers."""
 
     #: `native` or `wmp`.
@@ -70,7 +67,7 @@ class RelayHealth(HealthPart):
     last_seen_ago: float
 
 
-class OutboxHealth(HealthPart):
+class OutboxHealth(Document):
     """Tasks in the outbox of a broker on PostgreSQL, as of the last second."""
 
     #: Not submitted yet.
@@ -79,7 +76,7 @@ class OutboxHealth(HealthPart):
     refused: int
 
 
-class StandbyHealth(HealthPart):
+class StandbyHealth(Document):
     """A standby of this broker."""
 
     host: str
@@ -93,7 +90,7 @@ class StandbyHealth(HealthPart):
     last_seen_ago: float
 
 
-class LeaderHealth(HealthPart):
+class LeaderHealth(Document):
     """The term of a broker whose journal is in PostgreSQL."""
 
     epoch: int
@@ -106,7 +103,7 @@ class LeaderHealth(HealthPart):
     standbys: list[StandbyHealth]
 
 
-class Health(HealthPart):
+class Health(Document):
     """The broker's own health. Counters begin at 0 when it starts."""
 
     started: float
@@ -163,19 +160,14 @@ class BrokerMeasures(Struct):
 
 def health(counted: counters.Counters, measures: BrokerMeasures) -> Health:
     """Return a broker's health from both of its parts."""
-    return Health(
+    return filled(
+        Health,
+        measures,
         started=counted.started_ns / SECOND_NS,
         turn_bounds=[bound_ns / SECOND_NS for bound_ns in TURN_BOUNDS_NS],
         task_bounds=[bound_ns / SECOND_NS for bound_ns in TASK_BOUNDS_NS],
         turns=_histogram(measures.turns),
         syncs=_histogram(measures.syncs),
-        journal_bytes=measures.journal_bytes,
-        journal_rows=measures.journal_rows,
-        history_bytes=measures.history_bytes,
-        blob_bytes=measures.blob_bytes,
-        disk_free_bytes=measures.disk_free_bytes,
-        connections=measures.connections,
-        malformed=measures.malformed,
         submitted=counted.submitted,
         retries=counted.retries,
         lease_expiries=counted.lease_expiries,
@@ -189,9 +181,8 @@ def health(counted: counters.Counters, measures: BrokerMeasures) -> Health:
             )
             for name, one in counted.services.items()
         ],
-        relays=measures.relays,
-        outbox=measures.outbox,
-        leader=measures.leader,
+        disk_free_bytes=measures.disk_free_bytes,
+        connections=measures.connections,
     )
 
 

@@ -21,6 +21,7 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Terms, shown
 from taskyard.core.resources import MEMORY, UNIT
 from taskyard.core.states import WorkerState
+from taskyard.wire.documents import Document, filled, seconds
 from taskyard.wire.health_views import Health
 
 if TYPE_CHECKING:
@@ -28,14 +29,6 @@ if TYPE_CHECKING:
 
     from taskyard.core import effects
     from taskyard.core.resources import Resources
-
-_MILLISECOND_NS: Final = SECOND_NS // 1000
-
-encode = msgspec.json.Encoder().encode
-
-
-class Document(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Base of all documents and their parts."""
 
 
 class Counts(Document):
@@ -312,10 +305,6 @@ class Explanation(Document):
     after: list[str]
 
 
-def seconds(ns: int) -> float | None:
-    return ns // _MILLISECOND_NS / 1000 if ns else None
-
-
 def resources(amounts: Resources) -> dict[str, float]:
     """Return resources by name: bytes of memory, and numbers of all others."""
     return {
@@ -328,19 +317,11 @@ def _in_units(amount: int) -> float:
 
 
 def counts(values: list[int]) -> Counts:
-    blocked, delayed, ready, leased, done, failed, cancelled = values
-    return Counts(
-        blocked=blocked,
-        delayed=delayed,
-        ready=ready,
-        leased=leased,
-        done=done,
-        failed=failed,
-        cancelled=cancelled,
-    )
+    return Counts(**dict(zip(Counts.__struct_fields__, values, strict=True)))
 
 
 def task(view: effects.TaskView) -> Task:
+    # Written out: a list has thousands, and `filled` takes twice as long.
     return Task(
         name=shown(split(view.name, view.campaign)),
         state=view.state.name.lower(),
@@ -389,11 +370,8 @@ def shown_task(view: effects.TaskView) -> ShownTask:
     command = _command(view)
     return ShownTask(
         **msgspec.structs.asdict(task(view)),
-        argv=command.argv,
+        **msgspec.structs.asdict(command),
         attempts=[*map(attempt, view.attempts)],
-        call=command.call,
-        cwd=command.cwd,
-        env=command.env,
         time_limit=terms.time_limit_ns / SECOND_NS or None,
         retry_delays=None if delays is None else [delay_ns / SECOND_NS for delay_ns in delays],
         crashes_max=terms.crashes_max,
@@ -425,21 +403,16 @@ def _command(view: effects.TaskView) -> _Command:
 def attempt(one: runs.Attempt) -> Attempt:
     status = one.status
     started_ns, ended_ns = _span_ns(one)
-    return Attempt(
+    return filled(
+        Attempt,
+        one,
         attempt=one.number,
-        worker=shown(one.worker),
-        outcome=shown(one.outcome) or None,
         started=seconds(started_ns),
         ended=seconds(ended_ns),
-        settled=seconds(one.settled_ns),
         exit_status=status if status is not None and status >= 0 else None,
         signal=-status if status is not None and status < 0 else None,
-        host=shown(one.host) or None,
         cpu_seconds=one.cpu_ns / SECOND_NS if one.cpu_ns else None,
         memory_max=one.memory_max_bytes or None,
-        note=shown(one.note) or None,
-        leased=seconds(one.leased_ns),
-        reason=shown(one.reason),
     )
 
 
@@ -464,13 +437,12 @@ def _seconds_run(one: runs.Attempt) -> float | None:
 def stats(
     value: effects.Stats, connections_cut: Mapping[str, int], health: Health | None = None
 ) -> Stats:
-    return Stats(
+    refused = value.refused_last
+    return filled(
+        Stats,
+        value,
         counts=counts(value.counts),
         behind_failure=value.stuck,
-        workers=value.workers,
-        records=value.records,
-        accepting=value.accepting,
-        paused=value.paused,
         campaigns=[
             Campaign(name=shown(name), counts=counts(of), truncated=truncated, restarted=restarted)
             for name, of, truncated, restarted in value.campaigns
@@ -488,40 +460,25 @@ def stats(
             Pause(service=shown(name), lane=None if lane is None else shown(lane))
             for name, lane in value.pauses
         ],
-        refused=value.refused,
-        refused_last=None if value.refused_last is None else _refused(value.refused_last),
+        refused_last=refused and filled(RefusedTasks, refused, code=refused.refusal.value),
         compaction_lag=value.lag_percent / 100,
         connections_cut=dict(connections_cut),
         health=health,
     )
 
 
-def _refused(value: effects.RefusedTasks) -> RefusedTasks:
-    names = [shown(name) for name in value.names]
-    return RefusedTasks(code=value.refusal.value, names=names, text=value.text)
-
-
 def worker(view: effects.WorkerView) -> Worker:
-    return Worker(
-        name=shown(view.name),
+    return filled(
+        Worker,
+        view,
         state=_worker_state(view),
         parked=view.state in (WorkerState.PARKED, WorkerState.WOKEN),
-        host=shown(view.host) or None,
-        pid=view.pid or None,
-        dialect=shown(view.dialect),
-        services=[shown(name) for name in view.services],
         slots=view.slots_total,
-        slots_used=view.slots_used,
         resources=resources(view.resources_total),
         resources_free=resources(view.resources_free),
         tasks=view.held,
-        waiting=view.waiting,
         last_seen_ago=seconds(view.last_seen_ns_ago) or 0.0,
-        lease_timeout=seconds(view.lease_timeout_ns),
         agent_error=shown(view.trouble),
-        malformed=view.malformed,
-        forwards=view.forwards,
-        forwards_to=shown(view.forwards_to) or None,
     )
 
 
@@ -535,26 +492,8 @@ def _worker_state(view: effects.WorkerView) -> str:
 
 
 def lane(view: effects.LaneView) -> Lane:
-    return Lane(
-        service=shown(view.service),
-        lane=shown(view.lane),
-        rule=shown(view.rule),
-        rule_limit=view.rule_limit,
-        tasks=view.tasks,
-        blocked=view.blocked,
-        delayed=view.delayed,
-        ready=view.ready,
-        leased=view.leased,
-        workers=view.workers,
-        limit=view.limit,
-        lane_rate=rate_text(view.rate_interval_ns) if view.rate_interval_ns else None,
-        weight=view.weight,
-        oldest=seconds(view.oldest_ns),
-        attempts=view.attempts,
-        next_due=seconds(view.next_due_ns),
-        reason=view.reason.value,
-        why=view.sentence,
-    )
+    rate = rate_text(view.rate_interval_ns) if view.rate_interval_ns else None
+    return filled(Lane, view, lane_rate=rate, why=view.sentence)
 
 
 #: How to start a worker of a service that workers do not offer by default.
@@ -564,10 +503,10 @@ _WORKER_HINTS: Final = {PICKLE: "start one with --allow-pickle if you trust all 
 def explanation(effect: effects.ExplanationReply) -> Explanation:
     value = effect.explanation
     hint = _WORKER_HINTS.get(effect.service)
-    return Explanation(
+    return filled(
+        Explanation,
+        value,
         name=shown(split(effect.name, effect.campaign)),
         campaign=shown(effect.campaign),
-        reason=value.reason.value,
         sentence=f"{value.sentence}; {hint}" if hint else value.sentence,
-        after=[shown(one) for one in value.after],
     )

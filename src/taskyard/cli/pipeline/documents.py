@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import UNSET, UnsetType
 
 from taskyard.cli.documents import JsonDocument
-from taskyard.wire.views import Document
+from taskyard.wire.documents import Document
 
 
 class PipelineLoadDocument(JsonDocument, tag="load"):

@@ -14,8 +14,8 @@ from taskyard.core import effects
 from taskyard.core.blobs import Blob
 from taskyard.core.model import Refusal
 from taskyard.core.states import TaskState
+from taskyard.wire import documents, health_views, views
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire import health_views, views
 from taskyard.wire.native import attempt_columns
 from taskyard.wire.native import frames as tasks
 from taskyard.wire.native.frames import encode_rule
@@ -220,7 +220,7 @@ def _found(pending: PendingRequests, effect: effects.TaskDetails) -> list[Reply]
         return pending.answer(effect.request, _Q.NotFound)
     (view,) = effect.views
     if entry.kind == _Q.Show:
-        document = views.encode(views.shown_task(view))
+        document = documents.encode(views.shown_task(view))
         return pending.answer(effect.request, _Q.Show, document=document)
     holder = {"location": view.worker} if view.worker else {}
     task = _task(view.name, view.origin, _task_log(view))
@@ -233,7 +233,7 @@ def _counted(pending: PendingRequests, effect: effects.StatsReply) -> list[Reply
         health, counters = None, effect.stats.counters
         if counters is not None and pending.measures is not None:
             health = health_views.health(counters, pending.measures())
-        document = views.encode(views.stats(effect.stats, pending.connections_cut, health))
+        document = documents.encode(views.stats(effect.stats, pending.connections_cut, health))
         return pending.answer(effect.request, _Q.Stats, document=document)
     counts = effect.stats.counts
     ready = counts[TaskState.READY]
@@ -244,13 +244,13 @@ def _counted(pending: PendingRequests, effect: effects.StatsReply) -> list[Reply
 
 def _listed(pending: PendingRequests, effect: effects.TaskPage) -> list[Reply]:
     build = views.task if effect.places is None else views.measured_task
-    document = views.encode([build(view) for view in effect.views])
+    document = documents.encode([build(view) for view in effect.views])
     cursor = {"cursor": effect.cursor} if effect.cursor else {}
     return pending.answer(effect.request, _Q.List, document=document, **cursor)
 
 
 def _lane_list(pending: PendingRequests, effect: effects.LaneList) -> list[Reply]:
-    document = views.encode([views.lane(view) for view in effect.lanes])
+    document = documents.encode([views.lane(view) for view in effect.lanes])
     place = {}
     if effect.more:
         last = effect.lanes[-1]
@@ -264,12 +264,12 @@ def _rule_list(pending: PendingRequests, effect: effects.RuleList) -> list[Reply
 
 
 def _explained(pending: PendingRequests, effect: effects.ExplanationReply) -> list[Reply]:
-    document = views.encode(views.explanation(effect))
+    document = documents.encode(views.explanation(effect))
     return pending.answer(effect.request, _Q.Explain, document=document)
 
 
 def _worker_list(pending: PendingRequests, effect: effects.WorkerList) -> list[Reply]:
-    document = views.encode([views.worker(view) for view in effect.workers])
+    document = documents.encode([views.worker(view) for view in effect.workers])
     return pending.answer(effect.request, _Q.Workers, document=document)
 
 
@@ -278,7 +278,7 @@ def _record_page(pending: PendingRequests, effect: effects.RecordPage) -> list[R
     if effect.text:
         code, reason = Refusal.UNKNOWN.value.encode(), effect.text.encode()
         return pending.answer(effect.request, _Q.NotFound, code=code, reason=reason, **where)
-    notice = views.encode([record_document(*one) for one in effect.records])
+    notice = documents.encode([record_document(*one) for one in effect.records])
     return pending.answer(effect.request, _Q.Follow, document=notice, **where)
 
 
