@@ -1,7 +1,7 @@
 """Apply records to the ledger, with one function for each record.
 
 Nothing else changes durable state. Recovery applies the journal, so a recovered ledger equals the
-live one by construction. `apply` never decides and never refuses. Its result depends on no rule,
+live one by construction. `apply` never decides and never refuses. The result depends on no rule,
 policy or clock, and it does not assume that a lease takes the head of a queue, so a journal written
 under another policy means the same.
 """
@@ -54,7 +54,7 @@ RETURN_TEXTS: Final = {
 
 
 def apply(ledger: Ledger, record: AnyRecord, tasks: Tasks | None = None) -> None:
-    """Apply a record to the ledger. `tasks` are those that it names, if the caller has them."""
+    """Apply a record to the ledger. `tasks` are the tasks that it names, if the caller has them."""
     ledger.record += 1
     function = _APPLY_TO_TASKS.get(type(record))
     if function is None:

@@ -80,7 +80,7 @@ def _wait_for_tasks(context: Context, worker: Worker, event: events.TasksRequest
 
 def _wait_behind(context: Context, worker: Worker, event: events.TasksRequested) -> None:
     """Let a request wait behind that of another peer with the worker's name, which is parked: so
-    there is no task for it. One that does not wait gets `NoWork`."""
+    there is no task for it. A request that does not wait gets `NoWork`."""
     settled = subscriptions.no_work_left(context.ledger, worker)
     if event.parks and not settled:
         worker.requests_behind[event.request] = event.count
@@ -424,7 +424,7 @@ def _count_woken(context: Context, service: Service) -> int:
 
 
 def cancel_wake(ledger: Ledger, worker: Worker) -> None:
-    """Allow another worker to be woken in place of this one, if it was woken."""
+    """Allow another worker to be woken in place of this worker, if it was woken."""
     if worker.state is WOKEN:
         ledger.dirty[worker.woken_for] = ledger.service(worker.woken_for)
 

@@ -29,7 +29,7 @@ NAME: Final = r"[0-9a-f]{64}-[1-9][0-9]{0,15}"
 class Blob(Struct, array_like=True, frozen=True, gc=False):
     """Stands for bytes that are not in the record."""
 
-    #: Their SHA-256. b"": only `ends` are kept, the rest is lost or was refused.
+    #: Their SHA-256. b"": only `ends` are kept, all else is lost or was refused.
     digest: bytes
     #: The length of the whole.
     length: int
@@ -115,7 +115,7 @@ def inlined(content: Content) -> Content:
 
 
 def kept_of(stream: Content) -> Content:
-    """Return what a record keeps of a stream: all of a short one, the ends of a long one."""
+    """Return what a record keeps of a stream: all of a short stream, the ends of a long stream."""
     stream = inlined(stream)
     text = text_of(stream)
     if len(text) < BLOB_BYTES_MIN:
@@ -175,7 +175,7 @@ def blobs_in(text: bytes) -> list[str]:
 
 
 def blobs_of(content: Content) -> Sequence[str]:
-    """Return the blobs that a content names: its own, and those of a pickled call."""
+    """Return the blobs that a content names: its own, and the blobs of a pickled call."""
     if isinstance(content, Blob):
         own = (blob_name(content),) if content.digest else ()
         return (*own, *blobs_in(content.ends))
@@ -193,7 +193,7 @@ def payload_ends(payload: bytes) -> bytes:
 
 
 def result_ends(result: bytes) -> bytes:
-    """Return head and tail of a result. The head has all blobs that a pickled one names."""
+    """Return head and tail of a result. The head has all blobs that a pickled result names."""
     head = STREAM_END_BYTES
     if result.startswith(PICKLE_MARK):
         head = max(head, result.find(b"\n") + 1)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from taskyard.core.model import WorkerFacts
     from taskyard.core.runs import Attempt
 
-#: A sentence names this many tasks and counts the rest.
+#: A sentence names this many tasks and counts all further tasks.
 NAMED_MAX: Final = 5
 
 #: A worker is mentioned after this fraction (1 in N) of its lease timeout without a message.
@@ -181,7 +181,7 @@ def _blocked(context: Context, task: Task) -> Explanation:
 
 
 def _running_first(tasks: list[Task]) -> list[Task]:
-    """Return the running tasks, the one that started first at the head, then the others."""
+    """Return the running tasks in the order of their start, then all other tasks."""
     running = [task for task in tasks if task.lease is not None]
     running.sort(key=lambda task: cast("Lease", task.lease).at_ns)
     return running + [task for task in tasks if task.lease is None]

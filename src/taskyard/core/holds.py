@@ -213,12 +213,13 @@ def _has_room_now(worker: Worker, task: Task) -> bool:
 
 
 def _order_by_load(worker: Worker) -> tuple[bool, int, int]:
-    """Sort workers by load. Those without a timeout come last, as they may never request again."""
+    """Sort workers by load. Workers without a timeout come last, as they may never request
+    again."""
     return not worker.facts.lease_timeout_ns, worker.slots_used, worker.last_used
 
 
 def _order_by_room(worker: Worker, task: Task) -> tuple[bool, int, int, int]:
-    """Sort workers by room for a task. The last one has the most."""
+    """Sort workers by room for a task. The last worker has the most."""
     needed, free = task.terms.resources, worker.resources_free if task.terms.resources else {}
     lack = max((_PERCENT - _PERCENT * free[name] // amount for name, amount in needed), default=0)
     asks = bool(worker.facts.lease_timeout_ns)

@@ -1,6 +1,6 @@
 """Keys of tasks: a campaign and a name become one key, and back.
 
-A task is identified by the pair (campaign, name). Its key is its full name: `CAMPAIGN/NAME`, or
+A task is identified by the pair (campaign, name). The key is its full name: `CAMPAIGN/NAME`, or
 `NAME` outside any campaign. Owns that spelling, and the lookup of names that users and peers write.
 Does not depend on task states.
 """
@@ -141,7 +141,7 @@ class _Predecessors:
         """Return the key that a name in `after` means for a task of this campaign.
 
         Searches the task's own campaign, then outside any campaign, then splits at the first `/`.
-        An unknown name means a task of the own campaign, or of the one that it begins with.
+        An unknown name means a task of the own campaign, or of the campaign that it begins with.
         """
         if not name:
             return name  # refused later

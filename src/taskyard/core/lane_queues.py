@@ -1,8 +1,8 @@
 """The queues of lanes, and the rates of single lanes.
 
 Puts ready tasks into the queues of their lanes and takes them out. A task that lost workers waits
-among its lane's suspects. A deferred task waits for the lane's next run. All others wait in the
-queue of their priority. `Lane` has the order in which they are read.
+among its lane's suspects. A deferred task waits for the lane's next run. All other tasks wait in
+the queue of their priority. `Lane` has the order in which they are read.
 
 A lane without tasks is deleted, and its rate must not start anew with its next task. So a lane
 group keeps the rates by the names of its lanes, and a lane refers to its own. Rates of deleted
@@ -116,7 +116,7 @@ def _drop_if_empty(lane: Lane, queue: Queue[Task]) -> None:
 
 
 def discard_lazily(lane: Lane, task: Task) -> None:
-    """Remove a ready task for good. Its queue entry is dropped later. The caller calls
+    """Remove a ready task for good. The queue entry is dropped later. The caller calls
     `count_discarded` once for all of them."""
     lane.ready -= 1
     if not _remove_special(lane, task):
@@ -222,7 +222,7 @@ def lane_counts(tasks: Tasks) -> Counts:
     return list(zip(lanes, repeat(1), strict=False))
 
 
-#: A group that keeps fewer rates is not searched for those that are over.
+#: A group that keeps fewer rates is not searched for rates that are over.
 RATES_SWEEP_MIN: Final = 1000
 
 #: Timers are rounded up to this, so that many lanes share a turn. A rate is still reached: what a
@@ -282,7 +282,7 @@ def spend_lane_rates(counts: Counts, now_ns: int) -> int:
 
 
 def _sweep_if_many(lane_group: LaneGroup, now_ns: int) -> int:
-    """Drop rates of deleted lanes if there are many: those that are over, and some others if there
+    """Drop rates of deleted lanes if there are many: all that are over, and some more if there
     are too many. Return how many of the latter."""
     rates, lanes = lane_group.lane_rates, lane_group.service.lanes
     if len(rates) < lane_group.lane_rates_sweep_at:

@@ -370,7 +370,7 @@ def _columns(tasks: list[Task]) -> tuple[list[bytes], list[int]]:
     return [task.name for task in tasks], [task.attempt for task in tasks]
 
 
-def return_tasks(  # noqa: PLR0913  # the last one is named
+def return_tasks(  # noqa: PLR0913  # the last is named
     context: Context,
     worker: Worker,
     tasks: list[Task],
@@ -389,7 +389,7 @@ def return_tasks(  # noqa: PLR0913  # the last one is named
         context.emit(record, tasks)
 
 
-def fail_tasks(  # noqa: PLR0913  # the last ones are named
+def fail_tasks(  # noqa: PLR0913  # the last are named
     context: Context,
     worker: bytes,
     tasks: list[Task],
@@ -409,8 +409,8 @@ def fail_tasks(  # noqa: PLR0913  # the last ones are named
 
 
 def _lose_worker(context: Context, worker: Worker, reason: ReturnReason | None) -> list[Task]:
-    """Return a lost worker's tasks to the queue, and fail those that lost too many workers. Return
-    those that are charged: uncertain assignments may not have arrived."""
+    """Return a lost worker's tasks to the queue, and fail tasks that lost too many workers. Return
+    the charged tasks: uncertain assignments may not have arrived."""
     slots_kept = worker.slots_uncertain[-1][1] if worker.slots_uncertain else 0
     uncertain = [task for task, _ in deadlines.of_tasks(worker)]
     _end_uncertain(context, worker, uncertain, slots_kept)

@@ -1,6 +1,6 @@
 """Output of attempts: stdout and stderr, apart and byte for byte, and the paths of its files.
 
-All of a short stream is in a record. A long one is a blob, appended while it arrives, which the
+All of a short stream is in a record. A long stream is a blob, appended while it arrives, which the
 scheduler never reads. In files there is one directory for each campaign and task, and two files for
 each attempt. Task names may hold any bytes and be longer than a file name. So names are
 percent-encoded, and a long name is cut and ends in a hash. Pure: no files and no processes.

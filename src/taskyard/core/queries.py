@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from taskyard.core.entities import Lane, Lease, Service, Task, Worker
     from taskyard.core.ledger import Ledger
 
-#: Lanes of one service that are searched for paused ones, in about 50 µs.
+#: Lanes of one service that are searched for paused lanes, in about 50 µs.
 PAUSES_LANES_MAX: Final = 2000
 
 #: Lanes that are searched for the oldest ready task, in about 1 ms, and tasks at the end of each
@@ -110,7 +110,7 @@ def _finished_record(task: Task) -> int:
 
 
 def _attempts(ledger: Ledger, task: Task) -> list[Attempt]:
-    """Return the unsuccessful attempts, and the current one."""
+    """Return the unsuccessful attempts, and the current attempt."""
     attempts = [*ledger.failed_attempts.get(task.name, ())]
     if task.lease is not None:
         attempts.append(_current_attempt(task, task.lease))
@@ -512,7 +512,7 @@ def _scan_delayed(ledger: Ledger, wanted: dict[Lane, LaneScan]) -> None:
 
 
 def _scan_failed(ledger: Ledger, wanted: dict[Lane, LaneScan]) -> None:
-    """Count failed tasks. The other unfinished ones are blocked, and have no list."""
+    """Count failed tasks. The other unfinished tasks are blocked, and have no list."""
     tasks = map(ledger.tasks.__getitem__, ledger.reasons)  # every failed task has a reason
     for task in [task for task in tasks if task.lane in wanted]:
         wanted[task.lane].failed += task.state is FAILED

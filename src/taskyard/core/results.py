@@ -102,7 +102,7 @@ def _split_held(
     context: Context, event: events.TasksReported
 ) -> tuple[list[Task], list[int] | None, list[int]]:
     """Return the reported tasks that the worker holds, their indexes in the report (None: all), and
-    the indexes of the others."""
+    the indexes of all others."""
     known, names = context.ledger.tasks, event.names
     worker = event.worker
     if names:
@@ -275,7 +275,7 @@ def _retry_or_fail(  # noqa: PLR0913  # columns of a report
     *,
     crashed: bool = False,
 ) -> None:
-    """Retry failed tasks by their schedules, and fail those that have no attempt left.
+    """Retry failed tasks by their schedules, and fail tasks that have no attempt left.
 
     A task whose program died may not be at fault. Without a schedule it gets as many attempts as a
     task that loses its workers.

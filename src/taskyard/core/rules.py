@@ -40,7 +40,7 @@ class LaneOptions(Struct, frozen=True):
     workers_max: int = 0
     #: Workers that may serve one lane at once. 0: no limit. The open lane has no limit.
     lane_workers_max: int = 1
-    #: Tasks of a named lane that a worker gets beyond the one it works on.
+    #: Tasks of a named lane that a worker gets beyond the task it works on.
     overfeed: int = 0
     #: Average time between two leased tasks. 0: no limit.
     rate_interval_ns: int = 0
@@ -59,7 +59,7 @@ class LaneOptions(Struct, frozen=True):
     report_after_ns: int = 0
     #: Ready tasks of a lane are leased in random order. False: by age.
     is_random: bool = False
-    #: Its lanes lease nothing until a client releases them.
+    #: The lanes lease nothing until a client releases them.
     is_held: bool = False
     #: A lane that gets work starts this long after the first task.
     debounce_ns: int = 0
@@ -97,7 +97,7 @@ class ActiveRule(Struct, eq=False):
     options: LaneOptions
     #: Tasks of one named lane that may be leased at once.
     lane_tasks_max: int
-    #: Its lanes wait only for workers and their own limits and rates: no rate or limit over all
+    #: The lanes wait only for workers and their own limits and rates: no rate or limit over all
     #: lanes, no random order.
     is_simple: bool
     #: Pairs of a lane and a worker that serves it. Counted only if some rule limits workers.

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class Scheduler:
-    """Assigns tasks to workers. One state machine for all dialects."""
+    """Assigns tasks to workers. All dialects share this state machine."""
 
     def __init__(self, ledger: Ledger | None = None) -> None:
         self.ledger = Ledger() if ledger is None else ledger

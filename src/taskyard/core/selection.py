@@ -110,7 +110,8 @@ class Selection:
         return self.tasks
 
     def _keep_for(self, reservation: Reservation) -> bool:
-        """Keep the resources of a reserved task from others. Return whether others may go ahead.
+        """Keep the resources of a reserved task from other tasks. Return whether these may go
+        ahead.
 
         They may while it lacks a resource. If it lacks only slots, any other would delay it.
         """
@@ -361,7 +362,7 @@ class Selection:
         return int(not self._room_left().fits(task.terms.slots, task.terms.resources))
 
     def _fitting(self, lane: Lane, room: int) -> list[Task]:
-        """Return the next tasks that the worker has room for, skipping wider ones."""
+        """Return the next tasks that the worker has room for, skipping wider tasks."""
         if not self._room_left().fits(lane.slots_min, lane.resources_min):
             self._note_unfit(self._next(lane, WIDE_LOOKAHEAD))
             return []
@@ -376,7 +377,7 @@ class Selection:
         return chosen
 
     def _search(self, lane: Lane, room: int) -> tuple[list[Task], list[Task], list[Demand]]:
-        """Return the next tasks that the worker has room for, the first ones that it has none for,
+        """Return the next tasks that the worker has room for, the first that it has none for,
         and the demands of all tasks if there are no more.
 
         Reads the next tasks in order, and if these are not enough, the index by demand.
@@ -408,7 +409,7 @@ class Selection:
         return chosen, [demand for queue in index_queues(lane) for demand in queue.demands()]
 
     def _places_left(self, lane: Lane) -> int:
-        """Return how many more tasks of a lane may be leased, beside a reserved one."""
+        """Return how many more tasks of a lane may be leased, beside a reserved task."""
         return max(
             0,
             lane.lane_group.active_rule.lane_tasks_max - lane.leased - self._reserved_places(lane),
@@ -486,7 +487,7 @@ class Selection:
     def _first_fit(
         self, tasks: list[Task], left: Room, count: int
     ) -> tuple[list[Task], list[Task]]:
-        """Return the first tasks that fit into the room, and the wider ones before them."""
+        """Return the first tasks that fit into the room, and the wider tasks before them."""
         chosen: list[Task] = []
         wider: list[Task] = []
         too_wide = None

@@ -3,7 +3,7 @@
 A batch is accepted as a whole or refused, unless it is partial: then its valid tasks are accepted.
 The common case, new names without predecessors, takes a few operations on whole columns. A decision
 stops at the first fault. After it has failed, `refused_tasks` finds every task at fault, so that a
-client can send all others in one further message.
+client can send all other tasks in one further message.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class SubmissionDecision(Struct):
 
 
 class Dependencies(Struct):
-    """Predecessors of tasks, split into unfinished and done ones."""
+    """Predecessors of tasks, split into unfinished and done."""
 
     after: list[list[bytes]] | None = None
     after_done: list[list[bytes]] | None = None
@@ -229,12 +229,12 @@ def check_extendable(task: Task | None) -> None:
 
 
 class PayloadComparer:
-    """Compares payloads with those of known tasks. A payload that many tasks share, maybe of a
+    """Compares payloads with payloads of known tasks. A payload that many tasks share, maybe of a
     megabyte, is compared once."""
 
     def __init__(self) -> None:
         self._digests = Digests()
-        #: The latest equal pair: the payload of a known task, and the submitted one.
+        #: The latest equal pair: the payload of a known task, and the submitted payload.
         self._equal: tuple[Content, Content] = (b"", b"")
 
     def of(self, task: Task, payload: Content) -> bool:
@@ -263,7 +263,7 @@ def _extend(
     split: tuple[list[int], list[int]],
     at_ns: int,
 ) -> SubmissionDecision:
-    """Accept new tasks and extend known ones. The graph is checked as a whole."""
+    """Accept new tasks and extend known tasks. The graph is checked as a whole."""
     submission, (new, existing) = event.submission, split
     waits = _resolve(ledger, event, submission, batch)
     _check_cycle(ledger, submission, waits, batch, anywhere=True)
@@ -285,7 +285,7 @@ def _extend(
 def _resolve(
     ledger: Ledger, event: SubmitRequested, submission: Submission, batch: BatchGraph
 ) -> Dependencies:
-    """Split the predecessors of each task into unfinished and done ones."""
+    """Split the predecessors of each task into unfinished and done."""
     after = submission.after
     if after is None or batch.ordered:
         return Dependencies(after)
@@ -306,7 +306,7 @@ def split_predecessors(
     batch: Container[bytes],
     campaign: bytes = b"",
 ) -> tuple[list[bytes], list[bytes]]:
-    """Split the predecessors of a task of this campaign into unfinished and done ones."""
+    """Split the predecessors of a task of this campaign into unfinished and done."""
     waiting: list[bytes] = []
     done: list[bytes] = []
     for name in dict.fromkeys(names) if len(names) > 1 else names:
@@ -346,7 +346,7 @@ def _check_cycle(
     *,
     anywhere: bool = False,
 ) -> None:
-    """Refuse a cycle. Searches only where one is possible: a new task that waits for earlier tasks
+    """Refuse a cycle. Searches only where it is possible: a new task that waits for earlier tasks
     of its batch and for known tasks can't close one, unless a task waits for it already."""
     if waits.after is None:
         return
@@ -356,7 +356,7 @@ def _check_cycle(
 
 
 def _has_forward_edges(after: list[list[bytes]], batch: BatchGraph) -> bool:
-    """Return whether a task waits for a later one of the batch, or for itself."""
+    """Return whether a task waits for a later task of the batch, or for itself."""
     if batch.ordered:
         return False
     return any(
@@ -373,7 +373,7 @@ def check_acyclic(ledger: Ledger, after: dict[bytes, list[bytes]]) -> None:
 
 
 def awaited(ledger: Ledger, names: Iterable[bytes]) -> Mapping[bytes, list[Task]]:
-    """Return the tasks that wait for unknown keys, including those of these new names."""
+    """Return the tasks that wait for unknown keys, including keys of these new names."""
     awaited = ledger.awaited
     if not awaited.keys_by_name:
         return awaited.tasks

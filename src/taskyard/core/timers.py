@@ -1,6 +1,6 @@
 """Decides on events of time and settings: due times, expiries, timeouts, rates, debounce, rules.
 
-Timers by the monotonic clock are in one heap of the `Context`, but for rates. Those of the wall
+Timers by the monotonic clock are in one heap of the `Context`, but for rates. Timers of the wall
 clock are in the ledger, where millions of tasks have some. `next_ns` is the earliest.
 """
 
@@ -180,7 +180,7 @@ def _end_wake(context: Context, name: bytes) -> None:
     if worker is not None and worker.state is WOKEN:
         worker.turn(WorkerCause.PASSED_OVER)
         context.use_count += 1
-        worker.last_used = context.use_count  # the others are woken first
+        worker.last_used = context.use_count  # all other workers are woken first
         assignment.list_parked(context.ledger, worker)
 
 

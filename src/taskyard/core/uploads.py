@@ -67,7 +67,7 @@ def keep_output(
     tasks: list[Task],
     kept: list[int] | None,
 ) -> None:
-    """Record the streams of reported attempts, and end those that were appended.
+    """Record the streams of reported attempts, and end appended streams.
 
     Reduces the results in the event to what the record keeps of them.
     """
@@ -99,7 +99,7 @@ def keep_output(
 
 
 def _end(context: Context, task: Task, streams: dict[Stream, Content]) -> None:
-    """End the streams of an attempt that were appended: those whose worker made a blob of them."""
+    """End the streams of an attempt that were appended: their worker made a blob of them."""
     blobs = [(stream, one) for stream, one in streams.items() if isinstance(one, Blob)]
     kept = [(stream, blob) for stream, blob in blobs if blob.digest and inlined(blob) is blob]
     if blobs:

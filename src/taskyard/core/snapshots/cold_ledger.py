@@ -1,4 +1,4 @@
-"""Makes the next snapshot from the last one and the records since, with few tasks in memory.
+"""Makes the next snapshot from the last and the records since, with few tasks in memory.
 
 Tasks that the records name, and tasks that wait for them, become objects: they are hot. All others
 are cold. Their columns are copied from the old chunks, or from the record that submitted them, to
@@ -56,7 +56,7 @@ class ColdRun(Task):
 
 
 class ColdLedger:
-    """Reads an old snapshot, applies records, and writes a new one.
+    """Reads an old snapshot, applies records, and writes a new snapshot.
 
     The order of calls: `survey` and `survey_edges` if there are edges, `read`, `link`, then `enter`
     and `apply` on `ledger` for the records, then `finish`.
@@ -113,7 +113,7 @@ class ColdLedger:
         self._surveyed += len(columns.names)
 
     def survey_edges(self, edges: Edges) -> None:
-        """Find the tasks that wait for touched ones."""
+        """Find the tasks that wait for touched tasks."""
         touched, hot = self._touched_places, self._hot
         for before, after in edges:
             if before in touched:
@@ -126,7 +126,7 @@ class ColdLedger:
         return [number for number, name in enumerate(names) if name in touched]
 
     def read(self, columns: TaskColumns) -> None:
-        """Read the tasks of the next chunk: hot ones to the ledger, cold ones to a new chunk."""
+        """Read the tasks of the next chunk: hot tasks to the ledger, cold tasks to a new chunk."""
         if not self._read:
             self._sorted = sorted(self._hot)
         first = self._read
@@ -305,7 +305,7 @@ class ColdLedger:
     # The new snapshot.
 
     def finish(self, edges: Iterable[Edges], write_edges: Callable[[Edges], None]) -> Rest:
-        """Write the hot tasks and all edges, given the old ones, and return the rest."""
+        """Write the hot tasks and all edges, given the old edges, and return the `Rest`."""
         tasks, moved = self._in_order()
         places: dict[int, int] = {}
         for task in tasks:
@@ -388,11 +388,11 @@ class _Chunk:
         #: Where runs are split: around hot tasks, and behind cuts.
         self._marks = sorted({**dict.fromkeys(hot), **self.cuts})
         self._is_hot = dict.fromkeys(hot)
-        #: None: the chunk is copied as a whole.
+        #: The tasks to copy. With None the chunk is copied as a whole.
         self.payloads: Sequence[Content] | None = None
 
     def pieces(self, begin: int, end: int) -> Iterator[tuple[int, int, bool]]:
-        """Split a run into single hot tasks and stretches of cold ones."""
+        """Split a run into single hot tasks and stretches of cold tasks."""
         for mark in _between(self._marks, begin, end):
             if mark in self._is_hot:
                 if begin < mark:
@@ -420,7 +420,7 @@ def _cold_number(number: int, hot: list[int], base: int) -> int:
 
 
 def _extend_cold_run(queue: Queue[Task], last: int) -> None:
-    """Extend the cold run at the end of a queue to the place `last`, or append one."""
+    """Extend the cold run at the end of a queue to the place `last`, or append a run."""
     run = queue.items[-1] if len(queue.items) > queue.cursor else None
     if isinstance(run, ColdRun) and not run.closed:
         run.last = last
@@ -429,7 +429,7 @@ def _extend_cold_run(queue: Queue[Task], last: int) -> None:
 
 
 def _after_cold(entries: list[Task], moved: list[tuple[Task, int]]) -> list[Task]:
-    """Return the tasks behind all cold ones of a queue. Add those before to `moved`."""
+    """Return the tasks behind all cold tasks of a queue. Add tasks before to `moved`."""
     runs = [number for number, entry in enumerate(entries) if isinstance(entry, ColdRun)]
     if not runs:
         return entries

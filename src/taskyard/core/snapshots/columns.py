@@ -1,6 +1,6 @@
-"""The format of a snapshot: tasks as columns in chunks, edges between them, and the rest.
+"""The format of a snapshot: tasks as columns in chunks, edges between them, and all else.
 
-A chunk can be read, written and copied without the others, so a snapshot of any size is made in
+A chunk can be read, written and copied alone, so a snapshot of any size is made in
 bounded memory. Tasks refer to each other by place: their number in the order of all chunks. READY
 tasks queue in that order, except those listed in `Rest`. Does not read or write files.
 """
@@ -60,7 +60,7 @@ class TaskColumns(Struct, array_like=True, gc=False):
     #: Attempts, failures and excused attempts of tasks that have been leased.
     attempts: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     due_ns: dict[int, int] = field(default_factory=dict)
-    #: Which payload each task has. None: its own, or the one that all share.
+    #: Which payload each task has. None: its own, or the payload that all share.
     payload_at: list[int] | None = None
 
     def each_payload(self) -> Sequence[Content]:

@@ -86,7 +86,7 @@ class Restorer:
         return self._payloads.setdefault(payload, payload)
 
     def _queue_runs(self, runs: Iterable[tuple[int, Lane, int]], made: list[Task]) -> None:
-        """Count tasks in their lanes and queue READY ones, except those listed in `Rest`."""
+        """Count tasks in their lanes and queue READY tasks, except tasks listed in `Rest`."""
         begin, first, apart = 0, len(self.tasks), self._apart
         for count, lane, state in runs:
             lane.tasks += count
@@ -164,7 +164,7 @@ def restore_frame(rest: Rest) -> Ledger:
 
 
 def _queue_each(made: list[Task]) -> None:
-    """Count tasks in their lanes and queue READY ones, one by one."""
+    """Count tasks in their lanes and queue READY tasks, each by itself."""
     for task in made:
         lane = task.lane
         lane.tasks += 1
