@@ -1,7 +1,7 @@
 """Inputs of a task: results of other tasks that replace references in its work.
 
 A reference is a future, or `taskyard.result(NAME)`, in the arguments of a call, and `{result:NAME}`
-or `{result_file:NAME}` in a command. Its name goes into `after` of the task and into `results` of
+or `{result_file:NAME}` in a command. The name goes into `after` of the task and into `results` of
 its payload. The worker fetches these results, and puts them in place of the references.
 
 In a pickle, a reference is a call of `resolve`. In JSON it is `{"$result": [NAME, KIND]}`. Only
@@ -25,7 +25,7 @@ from taskyard.core.scripts import scripts_in
 from taskyard.errors import NotEncodable, UserError
 
 #: Kinds of results: the text of a program, the value of a function by path, and of a pickled call.
-#: Others are bytes. An empty kind is that of the task's service.
+#: All other kinds are bytes. An empty kind is that of the task's service.
 TEXT: Final = "text"
 JSON: Final = "json"
 PICKLED: Final = "pickle"

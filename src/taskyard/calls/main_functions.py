@@ -112,7 +112,7 @@ def _state(function: FunctionType) -> list[Any]:
 
 @lru_cache(_KEPT_MAX)
 def _names(code: CodeType) -> tuple[str, ...]:
-    """Return the names that code may look up, with those of functions inside it."""
+    """Return the names that code may look up, with names of functions inside it."""
     return tuple(dict.fromkeys(_all_names(code)))
 
 

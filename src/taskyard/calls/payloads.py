@@ -149,7 +149,7 @@ def encode_call(  # noqa: PLR0913  # the keys of a call
 
 
 def _encode_arguments(arguments: object, named: Iterable[tuple[object, object]]) -> Raw:
-    """Encode arguments. Raise `NotEncodable` that names the one that can't be sent."""
+    """Encode arguments. Raise `NotEncodable` that names the argument that can't be sent."""
     try:
         return Raw(encode_value(arguments, "arguments"))
     except NotEncodable:

@@ -2,7 +2,7 @@
 
 A class that comes back to the process that defined it stays as it is there. cloudpickle would
 replace its methods by copies with other globals. A function with a cache of `functools` travels
-with its function and an empty cache. `main_globals` has a third one.
+with its function and an empty cache. `main_functions` repairs a third gap.
 
 Imports cloudpickle, so it is imported at first use only. Loading needs no code of this module but
 the functions that its pickles name.

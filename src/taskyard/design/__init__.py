@@ -27,8 +27,8 @@ _TEXT_DARK: Final = {
     "purple": "#dd9dc0",
 }  # fmt: skip
 
-#: Colours of charts: Okabe and Ito's, made for every kind of colour vision. Those that are too pale
-#: on white are darker here. Series have a contrast of at least 3 to `ground`.
+#: Colours of charts: Okabe and Ito's, made for every kind of colour vision. Colours that are too
+#: pale on white are darker here. Series have a contrast of at least 3 to `ground`.
 _CHART_LIGHT: Final = {
     "blue": "#0072b2", "orange": "#c98500", "green": "#009e73", "red": "#d55e00", "sky": "#3096d3",
     "purple": "#c2689b", "grey": "#87919d", "pale": "#c9d1da", "ink": "#1b2430", "quiet": "#5a6675",

@@ -31,7 +31,8 @@ Reply: TypeAlias = tuple[bytes, list[bytes]]
 #: for all. A listener with several endpoints counts once.
 DIALECTS_MAX: Final = 64
 
-#: Prefixes of worker names. Each is reserved for its dialect, and the native one refuses them all.
+#: Prefixes of worker names. Each is reserved for its dialect, and the native dialect refuses them
+#: all.
 ROUND_ROBIN: Final = b"round-robin:"
 PING_PONG: Final = b"ping-pong:"
 WMP: Final = b"wmp:"
@@ -92,13 +93,13 @@ class TaskDefaults(Struct, frozen=True):
 
 
 class Dialect(Protocol):
-    """One wire protocol, with the state that it keeps of its peers."""
+    """A wire protocol, with the state that it keeps of its peers."""
 
     #: The prefix of its workers' names. Empty where workers choose their names.
     prefix: bytes
 
-    #: Its deadlines. The kind of each is called with the time and the key, and returns events. A
-    #: router joins those of all dialects.
+    #: Deadlines. The kind of each is called with the time and the key, and returns events. A
+    #: router joins the deadlines of all dialects.
     timers: TimerHeap
 
     def receive(
@@ -115,7 +116,7 @@ class Dialect(Protocol):
     def reply(self, effect: Effect) -> Sequence[Reply]: ...
 
     def disconnected(self, route: bytes) -> Sequence[Event]:
-        """Note that a route can't be reached. Its peer may reconnect."""
+        """Note that a route can't be reached. The peer may reconnect."""
         ...
 
     def cut(self, route: bytes) -> Sequence[Event]:
@@ -123,9 +124,9 @@ class Dialect(Protocol):
         ...
 
     def reconnected(self, route: bytes, now_ns: int) -> Sequence[Event]:
-        """Note that the next message of a route comes by a new connection. Messages on the old one
-        may be lost, in both directions. Only of peers that choose their routing id: ZeroMQ assigns
-        each new connection another one."""
+        """Note that the next message of a route comes by a new connection. Messages on the old
+        connection may be lost, in both directions. Only of peers that choose their routing id:
+        ZeroMQ assigns each new connection another route."""
         ...
 
 

@@ -47,7 +47,7 @@ class _Derived(NamedTuple):
     attribute: str
     #: For b"": null, if the field may be null.
     empty: str | None
-    #: None: a value that is not bytes stays as it is.
+    #: With None a value that is not bytes stays as it is.
     convert: Callable[[Any], Any] | None
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Histogram(Document):
     """Durations in seconds, counted in buckets."""
 
-    #: One count for each bound, which it includes, and one for all that is longer.
+    #: A count for each bound, which it includes, and one for all that is longer.
     counts: list[int]
     #: All durations together.
     sum: float
@@ -49,7 +49,7 @@ class ServiceHealth(Document):
 
 
 class RelayHealth(Document):
-    """A relay that has sent messages. Those of other dialects can't be told from their peers."""
+    """A relay that has sent messages. Relays of other dialects can't be told from their peers."""
 
     #: `native` or `wmp`.
     dialect: str
@@ -99,7 +99,7 @@ class LeaderHealth(Document):
     endpoints: list[str]
     #: Seconds that a standby waits before it takes over from this broker.
     lease: float
-    #: Those that reported since this broker started.
+    #: Standbys that reported since this broker started.
     standbys: list[StandbyHealth]
 
 
@@ -113,7 +113,7 @@ class Health(Document):
     #: Turns, from their messages to their replies, and the commits in them.
     turns: Histogram
     syncs: Histogram
-    #: On the disk. Rows are those that no snapshot covers yet.
+    #: On the disk. Rows that a snapshot covers do not count.
     journal_bytes: int
     journal_rows: int
     history_bytes: int
@@ -133,7 +133,7 @@ class Health(Document):
     #: Reports of attempts that were over.
     stale_results: int
     services: list[ServiceHealth]
-    #: Those with the latest messages, at most 100 of a dialect.
+    #: The relays with the latest messages, at most 100 of a dialect.
     relays: list[RelayHealth]
     #: null: the broker has none, because its journal is not in PostgreSQL.
     outbox: OutboxHealth | None
@@ -203,7 +203,7 @@ class SeenRelay(Struct, eq=False):
     depth: int
     since_ns: int
     last_seen_ns: int
-    #: Of its connection. Empty: unknown, as for any relay behind another one.
+    #: Of its connection. Empty: unknown, as for any relay behind another relay.
     address: str = ""
     #: The name of its key. Empty: it has none, or is behind another relay.
     key: str = ""
@@ -236,4 +236,4 @@ class RelayedDialect(Protocol):
     newcomers: list[SeenRelay | RefusedPeer]
 
     def relays(self, now_ns: int) -> Iterable[RelayHealth]:
-        """Return the relays for the status, at most some, those with the latest messages."""
+        """Return the relays for the status, at most some, with the latest messages."""

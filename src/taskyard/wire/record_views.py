@@ -43,7 +43,7 @@ class Submitted(RecordDocument, tag="submitted"):
     terms_at: list[int] | None
     #: null: all are in the open lanes of their services.
     lanes: list[str] | None
-    #: The dependencies of each task, and those that were done already.
+    #: The dependencies of each task, and dependencies that were done already.
     after: list[list[str]] | None
     after_done: list[list[str]] | None
 

@@ -46,9 +46,9 @@ class Counts(Document):
 class Task(Document):
     """A task."""
 
-    #: Its name in its campaign.
+    #: The name in its campaign.
     name: str
-    #: One of the fields of `Counts`.
+    #: A field of `Counts`.
     state: str
     #: Empty: no campaign.
     campaign: str
@@ -57,7 +57,7 @@ class Task(Document):
     lane: str
     priority: int
     slots: int
-    #: Named resources beside its slots: bytes of memory, and numbers of all others.
+    #: Named resources beside its slots: bytes of memory, and numbers of all other resources.
     resources: dict[str, float]
     attempt: int
     failures: int
@@ -81,7 +81,8 @@ class Task(Document):
 
 
 class MeasuredTask(Task):
-    """A task of a list with the measurements of its latest attempt. Missing ones are null."""
+    """A task of a list with the measurements of its latest attempt. Missing measurements are
+    null."""
 
     #: As in `Attempt`.
     started: float | UnsetType | None = UNSET
@@ -120,7 +121,7 @@ class Attempt(Document):
     note: str | None
     #: When the broker leased it. null: not kept, as for `finished`.
     leased: float | None
-    #: Why it ended without a result. Of a long one the end.
+    #: Why it ended without a result. Of a long reason the end.
     reason: str
 
 
@@ -129,7 +130,7 @@ class ShownTask(Task):
 
     #: The command that it runs. null: it runs none, or has ended and left the journal.
     argv: list[str] | None
-    #: The latest attempts. Those of a task that has left the journal are in its history only.
+    #: The latest attempts. After a task has left the journal, they are in its history only.
     attempts: list[Attempt]
     #: The function that it calls, `module:function`. null: it calls none, as for `argv`.
     call: str | None
@@ -181,7 +182,7 @@ class Pause(Document):
 
 
 class RefusedTasks(Document):
-    """Tasks that were refused while others of their message were accepted."""
+    """Tasks that were refused while other tasks of their message were accepted."""
 
     #: A stable code.
     code: str
@@ -207,7 +208,8 @@ class Stats(Document):
     services: list[Service]
     #: Paused services and lanes. Lanes of a service with thousands of them are left out.
     pauses: list[Pause]
-    #: Tasks of plain dwork peers that were refused since the broker started, and the latest ones.
+    #: Tasks of plain dwork peers that were refused since the broker started, and the latest of
+    #: them.
     refused: int
     refused_last: RefusedTasks | None
     #: Work since the last compaction, relative to the work that makes one due. Above 1.5
@@ -236,7 +238,7 @@ class Worker(Document):
     #: 0: no limit.
     slots: int
     slots_used: int
-    #: Named resources beside its slots, in total and those that no task has.
+    #: Named resources beside its slots, in total, and without those of its tasks.
     resources: dict[str, float]
     resources_free: dict[str, float]
     tasks: int
@@ -266,7 +268,7 @@ class Lane(Document):
     rule: str
     #: How many lanes of the rule may be served at once. 0: no limit.
     rule_limit: int
-    #: Tasks that are not done or cancelled. Those in none of the following states have failed.
+    #: Tasks that are not done or cancelled. Tasks in none of the following states have failed.
     tasks: int
     blocked: int
     delayed: int
@@ -279,7 +281,7 @@ class Lane(Document):
     limit: int
     #: Tasks of this lane that may be leased per time, such as "5/s". null: no limit.
     lane_rate: str | None
-    #: Its share among waiting lanes of its service, relative to 1.
+    #: The share among waiting lanes of its service, relative to 1.
     weight: int
     #: When the oldest of its tasks was submitted.
     oldest: float | None
@@ -294,19 +296,19 @@ class Lane(Document):
 class Explanation(Document):
     """The reason why a task is in its state."""
 
-    #: Its name in its campaign.
+    #: The name in its campaign.
     name: str
     #: Empty: no campaign.
     campaign: str
     #: A stable code. `sentence` is for users.
     reason: str
     sentence: str
-    #: Full names of the tasks that it waits for, or of a cancelled one that it waited for.
+    #: Full names of the tasks that it waits for, or of a cancelled task that it waited for.
     after: list[str]
 
 
 def resources(amounts: Resources) -> dict[str, float]:
-    """Return resources by name: bytes of memory, and numbers of all others."""
+    """Return resources by name: bytes of memory, and numbers of all other resources."""
     return {
         shown(name): _in_units(amount) if name != MEMORY else amount for name, amount in amounts
     }

@@ -67,7 +67,8 @@ def encode_contents(field: str, contents: Sequence[Content]) -> Columns:
 
 
 def decode_contents(batch: pb.Batch, field: str) -> list[Content]:
-    """Decode a column of contents, and those beside it unless all are bytes. Raise Malformed."""
+    """Decode a column of contents, and the columns beside it unless all are bytes. Raise
+    Malformed."""
     texts, bytes_total = getattr(batch, field)[:], getattr(batch, f"{field}_bytes_total")
     if not bytes_total:
         return texts  # type: ignore[no-any-return]  # nearly always

@@ -1,7 +1,7 @@
 """Tasks, reports and worker facts in native messages, to and from the core's types.
 
 A message holds tasks as TaskMsgs, one after the other, or as columns (`Batch`), which cost a tenth.
-Owns the meaning of both forms and their limits, not the requests: those are in `requests.py`
+Owns the meaning of both forms and their limits, not the requests: they are in `requests.py`
 at the broker and in `peer.py` at a peer.
 
 Decoders are total: they return a value or raise `Malformed`. Entries are counted before they are
@@ -59,7 +59,7 @@ DIALECT: Final = b"dwork"
 
 PERCENT_MAX: Final = 100
 
-#: Terms repeat from message to message. This many different ones are cached, if they are no longer
+#: Terms repeat from message to message. This many different terms are cached, if they are no longer
 #: than this.
 TERMS_CACHE_SIZE: Final = 256
 TERMS_CACHE_BYTES_MAX: Final = 256
@@ -598,7 +598,7 @@ def decode_refused(raw: bytes) -> pb.RefusedTask:
     return parse(pb.RefusedTask, raw)
 
 
-#: The options of a rule that are sent to peers. The others concern only the broker.
+#: The options of a rule that are sent to peers. The other options concern only the broker.
 SENT_OPTIONS: Final = (
     "command",
     "lane_workers_max",

@@ -88,9 +88,9 @@ class Assigned(Struct):
 class RefusedTask(Struct, frozen=True):
     """A task at fault in a refused submission."""
 
-    #: Its index in the submission.
+    #: The index in the submission.
     index: int
-    #: Its full name.
+    #: The full name.
     name: str
     code: str
     reason: str
@@ -146,7 +146,7 @@ class Reply:
 
     @property
     def waiting(self) -> int:
-        """Heartbeat: the Steal that waits, of those that the heartbeat named. 0: none."""
+        """Heartbeat: the waiting Steal among those that the heartbeat named. 0: none."""
         return self._query.waiting
 
     @property
@@ -248,9 +248,9 @@ def create(  # noqa: PLR0913  # one a field
     restart: bool = False,
     environment: bytes = b"",
 ) -> bytes:
-    """Encode a Create. With `stream` its replies continue as those of a watch. With `check_only`
-    the broker accepts no task. With `restart` ended tasks start again. The environment is sent if
-    one of the tasks is a command."""
+    """Encode a Create. With `stream` its replies continue like replies to a watch. With
+    `check_only` the broker accepts no task. With `restart` ended tasks start again. The environment
+    is sent if one of the tasks is a command."""
     query = _Q(type=CREATE, request=request, batch=tasks.submission_columns(submission))
     query.batch.after_campaign.extend(after_campaigns)
     if unknown is not UnknownPolicy.REFUSE:
@@ -415,7 +415,7 @@ def transfer(request: int, location: bytes, names: Sequence[bytes]) -> bytes:
 
 
 def leave(request: int, location: bytes, incarnation: int | None = None) -> bytes:
-    """Encode an Exit. The broker assigns the worker's tasks to others."""
+    """Encode an Exit. The broker assigns the worker's tasks to other workers."""
     query = _Q(type=EXIT, request=request, location=location)
     if incarnation is not None:
         query.incarnation = incarnation
@@ -495,7 +495,7 @@ def lanes(
 
 
 def move(request: int, scope: Scope, service: bytes | None, lane: bytes | None) -> bytes:
-    """Encode a Move of a scope to another lane or service. None keeps the present one."""
+    """Encode a Move of a scope to another lane or service. None keeps the present value."""
     query = _Q(type=MOVE, request=request)
     _fill_scope(query, scope)
     query.place.SetInParent()

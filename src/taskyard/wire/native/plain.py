@@ -5,7 +5,7 @@ Complete has TaskMsgs that are equal but for the names. So the names are cut out
 the other bytes are compared. Requests with these bytes mean what the first of them meant, which
 `requests` decoded. It decodes all requests of another form as well.
 
-Replies are made of the same parts. Those that have others are encoded by `replies`.
+Replies are made of the same parts. Replies with other parts are encoded by `replies`.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class PlainRequests:
         return known.registration.facts == pending.plain_at(route).worker
 
     def learn(self, found: Sequence[events.Event]) -> None:
-        """Keep the form of the last request, if its events are those of a form."""
+        """Keep the form of the last request, if its events are of a form."""
         last, self._last = self._last, None
         if last is None or len(found) != 1:
             return
@@ -173,7 +173,7 @@ class PlainRequests:
             return
         if form.event(entry.route, names, number) == event:
             if len(self._forms) >= FORMS_MAX:
-                self._forms.clear()  # those in use are learned again
+                self._forms.clear()  # forms in use are learned again
             self._forms[key] = form
 
 
@@ -190,7 +190,7 @@ _MICROSECOND_NS: Final = 1000
 
 
 def reply_to(pending: PendingRequests, effect: effects.Effect) -> Reply | None:
-    """Encode the reply to a plain request. None: it is another one, or has other parts."""
+    """Encode the reply to a plain request. None: it is another reply, or has other parts."""
     number: int = effect.request  # type: ignore[attr-defined]
     entry = pending.entries.get(number)
     body = None if entry is None or entry.extended else PLAIN_REPLIES[type(effect)](effect)
@@ -206,7 +206,7 @@ def reply_to(pending: PendingRequests, effect: effects.Effect) -> Reply | None:
 
 
 def _accepted(effect: effects.Accepted) -> bytes:
-    return _ERROR if effect.refused else _OK  # the others were accepted
+    return _ERROR if effect.refused else _OK  # the other tasks were accepted
 
 
 def _report_ack(effect: effects.ReportAck) -> bytes | None:

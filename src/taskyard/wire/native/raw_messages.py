@@ -2,9 +2,9 @@
 
 A message of 30 MB can hold 30 million numbers or 15 million empty names: half a gigabyte in the
 parser, and two as Python objects. Owns the limit of every repeated field. A large message is
-counted before it is parsed, by tags and lengths only. For others the parsed columns are measured
-before they are used. Invalid bytes are left to the parser. Runs of entries with equal lengths,
-which task names mostly are, are counted at the speed of C.
+counted before it is parsed, by tags and lengths only. For smaller messages the parsed columns are
+measured before they are used. Invalid bytes are left to the parser. Runs of entries with equal
+lengths, which task names mostly are, are counted at the speed of C.
 
 TaskMsgs that differ only in their names are nearly all messages of plain peers, and an object for
 each task costs microseconds. The names are cut out of the bytes, by the guess that all tasks have
@@ -12,7 +12,7 @@ the fields of the first. If the guess is right, the other fields are decoded onl
 
 Peers of a development version, from before version 1 of the wire format, are recognized and
 refused. Their messages have the number of the request in another field. So only messages without
-`request` are examined: those of plain peers, and replies that belong to no request.
+`request` are examined: messages of plain peers, and replies that belong to no request.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 #: Shorter messages are not counted before parsing: the parser takes at most 64 MB and 0.1 s for
-#: them. Our own producers send longer ones only where payloads are long.
+#: them. Our own producers send longer messages only where payloads are long.
 COUNTED_BYTES_MIN: Final = 4 << 20
 
 #: The columns of shorter messages are not measured.
@@ -119,7 +119,7 @@ class TooMany(Malformed):
 
 
 class _Field(Struct, frozen=True):
-    """A field with more than one value, or a message that contains one."""
+    """A field with more than one value, or a message that contains such a field."""
 
     number: int = 0
     name: str = ""
@@ -237,7 +237,7 @@ class _Counter:
         return max(entries, 1)
 
     def _step(self, at: int, end: int, fields: dict[int, _Field]) -> int:
-        """Count one entry of any kind. Return the offset of the next one, or -1 if truncated."""
+        """Count one entry of any kind. Return the offset of the next entry, or -1 if truncated."""
         tag, at, after = self._entry(at, end)
         if after < 0:
             return -1
@@ -333,7 +333,7 @@ _KINDS: Final = {
 }
 
 
-#: A TaskMsg begins with the tag and the length of its name. Lengths above this one have two bytes.
+#: A TaskMsg begins with the tag and the length of its name. Lengths above this have two bytes.
 _NAME_TAG: Final = bytes([pb.TaskMsg.NAME_FIELD_NUMBER << 3 | 2])
 _LENGTH_MAX: Final = 127
 _NAME_HEADS: Final = [_NAME_TAG + bytes([length]) for length in range(_LENGTH_MAX + 1)]
@@ -374,7 +374,7 @@ def split_alike_run(body: bytes, at: int) -> tuple[bytes, list[bytes], int] | No
     *names, last = body[start:].split(rest + head)
     names.append(last[:name_bytes])
     if not last.startswith(rest, name_bytes) or set(map(len, names)) != {name_bytes}:
-        return None  # a name contains the bytes between two others
+        return None  # a name contains the bytes between two names
     return rest, names, at + len(names) * (_TASK_HEAD_BYTES + task_bytes)
 
 
@@ -412,7 +412,8 @@ BROKER_TEXT: Final = f"the broker has {_DEVELOPMENT_TEXT % 'this program'}"
 def development_error(body: bytes) -> bytes | None:
     """Encode the Error for a request of a development version. None: it is of no such version.
 
-    Its workers and relays end at the code of a key without permission, and retry at all others.
+    Such workers and relays end at the code of a key without permission, and retry at all other
+    codes.
     """
     found = _parse_development(body)
     if found is None or not (found.HasField("request") or found.envelope):

@@ -3,7 +3,7 @@
 An effect without an open request makes no reply: its peer is gone, or waits for none.
 
 Results that do not fit a reply are left out of it, and `n` is their number. A streaming watch gets
-them in its next replies. Other peers request the rest.
+them in its next replies. Other peers request all that is left.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from taskyard.wire.dialect import Reply
     from taskyard.wire.native.pending import PendingRequest, PendingRequests
 
-#: Bytes of results in one reply, unless a single one is larger. The rest is for the next reply.
+#: Bytes of results in one reply, unless a single result is larger. All further results are for the
+#: next reply.
 TEXT_BYTES_MAX: Final = 4 * 1024 * 1024
 
 #: A payload of at least this length that all assigned tasks share is sent once.
@@ -47,7 +48,7 @@ def _accepted(pending: PendingRequests, effect: effects.Accepted) -> list[Reply]
         entry.kind = _Q.Watch
         return [pending.reply(entry, _Q.OK, n=effect.new)]
     if effect.refused:
-        return pending.answer(effect.request, _Q.Error)  # to a plain peer, the others were accepted
+        return pending.answer(effect.request, _Q.Error)  # plain: all other tasks were accepted
     count = pending.fields_if_extended(effect.request, n=effect.new)
     return pending.answer(effect.request, _Q.OK, **count)
 
@@ -130,7 +131,7 @@ def _shutdown(pending: PendingRequests, effect: effects.Shutdown) -> list[Reply]
 
 def _stop(pending: PendingRequests, effect: effects.Stop) -> list[Reply]:
     """Keep a stop for the reply to the worker's heartbeat, which follows at once. A worker without
-    a heartbeat now lists the task in its next one, and gets the stop then."""
+    a heartbeat now lists the task in its next heartbeat, and gets the stop then."""
     if effect.worker in pending.facts:
         pending.stops[effect.worker] = effect
     return []
@@ -177,7 +178,7 @@ def _report_ack(pending: PendingRequests, effect: effects.ReportAck) -> list[Rep
 def _settled(pending: PendingRequests, effect: effects.Settled) -> list[Reply]:
     entry = pending.entries.get(effect.request)
     if entry is None:
-        effect.records = []  # no request waits for the rest of it
+        effect.records = []  # no request waits for more of it
         return []
     if entry.stream:
         return _stream(pending, effect, entry)
@@ -395,7 +396,7 @@ def _columns(effect: effects.Assign, host: bytes) -> tasks.Columns:
 
 
 def _payloads(payloads: list[bytes]) -> list[bytes]:
-    """Return one payload for each task, or a large one that all tasks share."""
+    """Return one payload for each task, or a large payload that all tasks share."""
     first = payloads[0]
     if len(first) < SHARED_PAYLOAD_BYTES_MIN or any(payload is not first for payload in payloads):
         return payloads
@@ -415,7 +416,7 @@ class _CollectedSettled(effects.Settled):
 
 
 def _collect(entry: PendingRequest, effect: effects.Settled) -> None:
-    """Collect results until the reply is due. Those that do not fit are only counted."""
+    """Collect results until the reply is due. Results that do not fit are only counted."""
     notice = entry.notice
     if not isinstance(notice, _CollectedSettled):
         notice = entry.notice = _CollectedSettled(effect.client, effect.request, [], [], [])
@@ -433,11 +434,11 @@ def _collect(entry: PendingRequest, effect: effects.Settled) -> None:
         notice.names.append(name)
         notice.states.append(state)
         notice.texts.append(text)
-    effect.records = []  # the peer requests the rest
+    effect.records = []  # the peer requests all further records
 
 
 def _take_ready(effect: effects.Settled) -> effects.Settled:
-    """Take the results that are available out of an effect. The others remain in it."""
+    """Take the results that are available out of an effect. All other results remain in it."""
     ready = effects.Settled(effect.client, effect.request, [], [], [])
     ready.aliases, ready.printed = effect.aliases, effect.printed
     rest = effects.Settled(effect.client, effect.request, [], [], [])

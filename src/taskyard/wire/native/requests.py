@@ -1,6 +1,6 @@
 """Decode requests of the native dialect: each becomes events, or is malformed.
 
-A request is checked completely before anything is kept of it. One that raises `Malformed` has
+A request is checked completely before anything is kept of it. A request that raises `Malformed` has
 changed nothing.
 """
 
@@ -101,7 +101,7 @@ def _create(pending: PendingRequests, incoming: Request) -> Sequence[events.Even
 
 
 def _issue_create(pending: PendingRequests, incoming: Request, count: int) -> int:
-    """Add a Create. One that streams is a Watch once it is accepted. Never refuse it because too
+    """Add a Create. A streaming Create is a Watch once it is accepted. Never refuse it because too
     much waits or is watched: then the peer polls."""
     if (
         not incoming.query.stream

@@ -67,7 +67,7 @@ _FRAMES: Final = 2
 #: Field numbers and types from here on are ours.
 _EXTENSION_FIELD_MIN: Final = 16
 
-#: Ours in requests. Repeated ones are only in replies.
+#: Ours in requests. Repeated fields are only in replies.
 _EXTENSION_FIELDS: Final = tuple(
     field.name
     for field in _Q.DESCRIPTOR.fields
@@ -78,7 +78,7 @@ _EXTENSION_FIELDS: Final = tuple(
 class NativeServer:
     """All peers of this dialect, on any number of sockets."""
 
-    #: Its workers choose their names.
+    #: The workers choose their names.
     prefix = b""
 
     def __init__(
@@ -124,7 +124,7 @@ class NativeServer:
         self.pending.hand_over = hand_over
 
     def relays(self, now_ns: int) -> list[RelayHealth]:
-        """Return the relays for the status, the one with the latest message first."""
+        """Return the relays for the status, the relay with the latest message first."""
         return self._relays.summaries(now_ns)
 
     def receive(
@@ -241,7 +241,8 @@ class NativeServer:
     def _refuse_malformed(
         self, incoming: Request, frames: Sequence[bytes], malformed: Malformed
     ) -> Sequence[events.Event]:
-        """Refuse a malformed request, and one of a development version by an Error of that one."""
+        """Refuse a malformed request, and a request of a development version by an Error of that
+        version."""
         # A long one may take seconds to parse.
         is_short = frames and len(frames[-1]) < MEASURED_BYTES_MIN
         error = raw_messages.development_error(frames[-1]) if is_short else None
@@ -262,7 +263,7 @@ class NativeServer:
         return [events.RequestRejected(0, incoming.route, number, refusal, reason)]
 
     def reply(self, effect: effects.Effect) -> list[Reply]:
-        """Encode the replies to an effect, mostly one. `flush` returns those to relayed peers."""
+        """Encode the replies to an effect, mostly one. `flush` returns replies to relayed peers."""
         kind = type(effect)
         plain = reply_to(self.pending, effect) if kind in PLAIN_REPLIES else None
         if plain is not None:
@@ -271,7 +272,8 @@ class NativeServer:
         return [] if encode is None else self._without_relayed(encode(self.pending, effect))
 
     def _without_relayed(self, replies: list[Reply]) -> list[Reply]:
-        """Return the replies to peers that no relay is before. Keep the others for `flush`."""
+        """Return the replies to peers that no relay is before. Keep all other replies for
+        `flush`."""
         for route, _ in replies:
             if route[0] & RELAYED:
                 return self._relays.collect(replies)
@@ -307,7 +309,7 @@ class NativeServer:
 
     def reconnected(self, route: bytes, now_ns: int) -> list[events.Event]:
         """Doubt the tasks of a plain worker: the reply to its Steal may be lost. A held one gets
-        none. Those of an extended worker are doubted with its next message."""
+        none. The tasks of an extended worker are doubted with its next message."""
         del now_ns
         result: list[events.Event] = []
         number = self.pending.idle.pop(route, 0)

@@ -70,7 +70,7 @@ class StreamPages:
         self._digest = sha256()
 
     def add(self, part: Part) -> bool:
-        """Add the next part. Return whether it is the last one, for now.
+        """Add the next part. Return whether it is the last part, for now.
 
         Raises `BytesTruncated` and `BytesDamaged` at the end.
         """
@@ -150,7 +150,8 @@ def checked_blob_name(value: bytes) -> bytes:
 
 
 def decode_store_request(query: pb.QueryMsg, client: bytes, number: Callable[[], int]) -> Event:
-    """Decode a Values or PutValue. `number` issues the number of a valid one. Raise Malformed."""
+    """Decode a Values or PutValue. `number` issues the number of a valid request. Raise
+    Malformed."""
     if query.type == _Q.Values:
         return events.StoreRequested(0, client, number())
     value = checked_blob_name(query.value)
