@@ -87,7 +87,7 @@ class ResultLoader:
 
     def fill_page(self, page: TaskPage, budget: Budget) -> None:
         """Add the attempts of a page. End it where the budget ends, after one task at least."""
-        places = page.places or ()
+        places = page.positions or ()
         for index, view in enumerate(page.views if places else ()):
             if index and view.finished_record and budget.is_spent:
                 del page.views[index:]

@@ -21,7 +21,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 from msgspec import Struct, structs
 
 from taskyard.calls import payloads, pickled, plain_pickles
-from taskyard.core.scripts import scripts_in
+from taskyard.calls.scripts import scripts_in
 from taskyard.errors import NotEncodable, UserError
 
 #: Kinds of results: the text of a program, the value of a function by path, and of a pickled call.

@@ -217,10 +217,10 @@ def _schedule_times(
     if not any(times):
         return
     together: dict[int, list[bytes]] = {}
-    places = submission.terms_at or [0] * len(submission.names)
-    for name, place in zip(submission.names, places, strict=True):
-        if times[place]:
-            together.setdefault(times[place], []).append(name)
+    positions = submission.terms_at or [0] * len(submission.names)
+    for name, position in zip(submission.names, positions, strict=True):
+        if times[position]:
+            together.setdefault(times[position], []).append(name)
     for when_ns, names in together.items():
         push(when_ns, names)
 

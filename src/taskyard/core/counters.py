@@ -76,9 +76,9 @@ class Histogram(Struct, gc=False):
             return
         found, before = sorted(self.pending_ns), 0
         self.pending_ns.clear()
-        for place, bound_ns in enumerate(self.bounds_ns):
+        for position, bound_ns in enumerate(self.bounds_ns):
             through = bisect_right(found, bound_ns, before)
-            self.counts[place] += through - before
+            self.counts[position] += through - before
             before = through
         self.counts[-1] += len(found) - before
         self.sum_ns += sum(found[bisect_left(found, 0) :])
@@ -92,10 +92,10 @@ class Histogram(Struct, gc=False):
     def quantile_ns(self, share: float) -> int:
         """Return the duration that this share does not exceed, interpolated within its bucket."""
         rank, before = share * sum(self.counts), 0
-        for place, count in enumerate(self.counts):
+        for position, count in enumerate(self.counts):
             if count and before + count >= rank:
-                low_ns = self.bounds_ns[place - 1] if place else 0
-                high_ns = (*self.bounds_ns, self.longest_ns)[place]
+                low_ns = self.bounds_ns[position - 1] if position else 0
+                high_ns = (*self.bounds_ns, self.longest_ns)[position]
                 part = (rank - before) / count
                 return min(int(low_ns + (high_ns - low_ns) * part), self.longest_ns)
             before += count
@@ -157,13 +157,13 @@ class Counters(Struct):
 
         Leaves out tasks that were ready before the broker started: since when is not known.
         """
-        lease, place = tasks[0].lease_or_ending, 0
+        lease, position = tasks[0].lease_or_ending, 0
         if type(lease) is not Lease:
             return
         for lane, count in lease.counts:
             name = lane.service.name
             wait = (self.services.get(name) or self.service(name)).wait
-            first, last = tasks[place], tasks[place + count - 1]
+            first, last = tasks[position], tasks[position + count - 1]
             extras, terms = first.extras, first.terms
             ready_ns = extras.ready_ns or terms.submitted_ns
             # A lane is in order of arrival: between tasks of one submission there is no other.
@@ -171,11 +171,11 @@ class Counters(Struct):
                 if ready_ns >= self.started_ns:
                     wait.add(at_ns - ready_ns, count)
             else:
-                for task in tasks[place : place + count]:
+                for task in tasks[position : position + count]:
                     ready_ns = task.extras.ready_ns or task.terms.submitted_ns
                     if ready_ns >= self.started_ns:
                         wait.add(at_ns - ready_ns)
-            place += count
+            position += count
 
 
 _FINISHED, _FAILED, _POSTPONED, _RETURNED, _EXPIRED, _CANCELLED = range(len(OUTCOMES))

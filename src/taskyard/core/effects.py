@@ -190,7 +190,7 @@ class TaskPage(Effect):
     cursor: int
     #: For each task the cursor behind it, if the page has the latest attempts. The broker reads
     #: some of them from the journal, and ends the page early if that takes too long.
-    places: list[int] | None = None
+    positions: list[int] | None = None
 
 
 class RefusedTasks(Struct, gc=False):

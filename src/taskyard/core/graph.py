@@ -61,14 +61,14 @@ def with_causes(tasks: Iterable[Task]) -> tuple[list[Task], list[int]]:
     Cancelled dependents are skipped. All other tasks have unique names.
     """
     line = list({task.name: task for task in tasks}.values())
-    places = {task.name: place for place, task in enumerate(line)}
+    positions = {task.name: position for position, task in enumerate(line)}
     given = len(line)
     for task in line:  # grows while it is walked
         for dependent in task.dependents_list():
-            if dependent.name not in places and dependent.state is not CANCELLED:
-                places[dependent.name] = places[task.name]
+            if dependent.name not in positions and dependent.state is not CANCELLED:
+                positions[dependent.name] = positions[task.name]
                 line.append(dependent)
-    return line, [places[task.name] for task in line[given:]]
+    return line, [positions[task.name] for task in line[given:]]
 
 
 def predecessors(tasks: Mapping[bytes, Task], task: Task, count: int) -> list[Task]:

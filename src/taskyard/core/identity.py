@@ -118,7 +118,7 @@ def _campaigns_of(submission: Submission, campaigns: list[bytes]) -> list[bytes]
     """Return the campaign of each task, from those of the terms."""
     if submission.terms_at is None:
         return campaigns[:1] * len(submission.names)
-    return [campaigns[place] for place in submission.terms_at]
+    return [campaigns[position] for position in submission.terms_at]
 
 
 def _keys(campaigns: Sequence[bytes], names: list[bytes]) -> list[bytes]:
@@ -198,8 +198,8 @@ def candidates_of(submission: Submission) -> Iterator[bytes]:
         for some in after:
             yield from some
         return
-    places = submission.terms_at or [0] * len(submission.names)
-    own = [campaigns[place] if 0 <= place < len(campaigns) else b"" for place in places]
+    positions = submission.terms_at or [0] * len(submission.names)
+    own = [campaigns[position] if 0 <= position < len(campaigns) else b"" for position in positions]
     yield from map(spelling, own, submission.names)
     for campaign, some in zip(own, after, strict=False):
         for name in some:

@@ -27,7 +27,7 @@ from taskyard.core.model import (
 from taskyard.core.queues import DueHeap
 from taskyard.core.rules import OPEN_LANE, RuleTable
 from taskyard.core.states import FAILED, READY, TASK_TARGETS, Cause, TaskState
-from taskyard.core.task_pages import TaskWalks
+from taskyard.core.task_pages import TaskCursors
 from taskyard.core.timer_heap import TimerHeap
 from taskyard.errors import IllegalTransition
 
@@ -86,10 +86,10 @@ class Ledger:
 
     def _begin_volatile(self) -> None:
         """Set the fields that a restart loses, and that records don't change."""
-        #: Places where pages of all tasks ended. Adding tasks changes their number, and removing
+        #: Positions where pages of all tasks ended. Adding tasks changes their number, and removing
         #: some clears these. Then of failed tasks, which any record may change.
-        self.walks = TaskWalks()
-        self.failed_walks = TaskWalks()
+        self.cursors = TaskCursors()
+        self.failed_cursors = TaskCursors()
         #: Services with a change that may allow a lease.
         self.dirty: dict[bytes, Service] = {}
         #: Workers kept free for one task each (`holds`).
@@ -177,7 +177,7 @@ class Ledger:
 
     def archive(self, names: Iterable[bytes]) -> None:
         """Drop ended tasks that are in the archive now."""
-        self.walks.clear()
+        self.cursors.clear()
         for name in names:
             task = self.tasks.get(name)
             if task is not None and task.ending is not None:

@@ -52,7 +52,7 @@ from taskyard.core.model import DIGEST_BYTES, Refusal, TaskProgress, shown
 from taskyard.core.rules import compile_glob
 from taskyard.core.runs import Attempt
 from taskyard.core.states import BLOCKED, DELAYED, DONE, FAILED, READY
-from taskyard.core.task_pages import TaskWalks, read_page
+from taskyard.core.task_pages import TaskCursors, read_page
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -210,25 +210,25 @@ def list_requested(context: Context, event: events.ListRequested) -> None:
     ledger, scope = context.ledger, event.scope
     cursor = min(max(event.cursor, 0), len(ledger.tasks))
     tasks: Iterable[Task] = ledger.tasks.values()
-    walks, total = ledger.walks, len(ledger.tasks)
+    cursors, total = ledger.cursors, len(ledger.tasks)
     version = total
     if scope.names is not None:
         find = _everywhere if scope.any_campaign else _existing
         named = find(ledger, scope.names)
-        walks, tasks, total = TaskWalks(), named, len(named)
+        cursors, tasks, total = TaskCursors(), named, len(named)
     elif scope.states == (FAILED,):
         failed = map(ledger.tasks.__getitem__, ledger.reasons)  # every failed task has a reason
-        walks, tasks, total = ledger.failed_walks, failed, len(ledger.reasons)
+        cursors, tasks, total = ledger.failed_cursors, failed, len(ledger.reasons)
         version = ledger.record
-    walk = walks.resume(tasks, version, cursor)
-    found = read_page(walk, total, event)
-    cursor = walk.place if walk.place < total else 0
+    reading = cursors.resume(tasks, version, cursor)
+    found = read_page(reading, total, event)
+    cursor = reading.position if reading.position < total else 0
     if cursor:
-        walks.keep(version, walk)
+        cursors.keep(version, reading)
     views = [_task_view(ledger, task) for task in found.tasks]
     page = TaskPage(event.client, event.request, views, cursor)
     if event.measured:
-        page.places = found.places
+        page.positions = found.positions
         for view, task in zip(views, found.tasks, strict=True):
             view.attempts = _attempts(ledger, task)[-1:]
             view.finished_record = _finished_record(task)

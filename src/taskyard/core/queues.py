@@ -102,10 +102,10 @@ class Queue(Struct, Generic[T], gc=False, eq=False):
         """Return all tasks that are not in front, shuffled."""
         self._compact()
         main_queue = self.items[self.cursor :]
-        for place in range(len(main_queue) - 1, 0, -1):
+        for index in range(len(main_queue) - 1, 0, -1):
             random_bits = (random_bits * _RANDOM_FACTOR + _RANDOM_STEP) & _RANDOM_MASK
-            other = (random_bits >> _RANDOM_SHIFT) % (place + 1)
-            main_queue[place], main_queue[other] = main_queue[other], main_queue[place]
+            other = (random_bits >> _RANDOM_SHIFT) % (index + 1)
+            main_queue[index], main_queue[other] = main_queue[other], main_queue[index]
         return main_queue
 
     def take(self, tasks: list[T]) -> None:

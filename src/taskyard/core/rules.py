@@ -203,14 +203,14 @@ def with_expiry(rule_table: RuleTable, submission: Submission, at_ns: int) -> Su
     Tasks of one submission may be in lanes of different rules.
     """
     terms: list[Terms] = []
-    places: dict[tuple[int, int], int] = {}
+    indexes: dict[tuple[int, int], int] = {}
     terms_at = []
-    for place, active_rule in _rules_of_tasks(rule_table, submission):
-        key = (place, id(active_rule))
-        if key not in places:
-            places[key] = len(terms)
-            terms.append(_with_defaults(submission.terms[place], active_rule.options, at_ns))
-        terms_at.append(places[key])
+    for index, active_rule in _rules_of_tasks(rule_table, submission):
+        key = (index, id(active_rule))
+        if key not in indexes:
+            indexes[key] = len(terms)
+            terms.append(_with_defaults(submission.terms[index], active_rule.options, at_ns))
+        terms_at.append(indexes[key])
     alike = len(terms) == 1
     return structs.replace(submission, terms=terms, terms_at=None if alike else terms_at)
 
@@ -220,11 +220,11 @@ def _rules_of_tasks(rule_table: RuleTable, submission: Submission) -> list[tuple
     count = len(submission.names)
     services = [terms.service for terms in submission.terms]
     choices = [rule_table.for_service(name) for name in services]
-    places = submission.terms_at or [0] * count
+    indexes = submission.terms_at or [0] * count
     lanes = submission.lanes or [OPEN_LANE] * count
     return [
-        (place, first_match(choices[place], services[place], lane))
-        for place, lane in zip(places, lanes, strict=True)
+        (index, first_match(choices[index], services[index], lane))
+        for index, lane in zip(indexes, lanes, strict=True)
     ]
 
 

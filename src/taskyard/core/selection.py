@@ -342,7 +342,7 @@ class Selection:
                 return 0
             if active_rule.options.overfeed:
                 room = min(room + self.extra, self._slots_left())
-            kept = 0 if is_reserved else self._reserved_places(lane)
+            kept = 0 if is_reserved else self._reserved_tasks(lane)
             room = min(room, active_rule.lane_tasks_max - lane.leased - kept)
         if active_rule.options.lane_rate_interval_ns:
             room = min(room, lane_rate_allowance(lane, self.now_ns))
@@ -354,7 +354,7 @@ class Selection:
             room = min(room, lane.released - lane.leased)
         return room
 
-    def _reserved_places(self, lane: Lane) -> int:
+    def _reserved_tasks(self, lane: Lane) -> int:
         """Return 1 if the lane keeps a place for a task that waits for another worker, else 0."""
         task = reserved_task(self.ledger, lane)
         if task is None:
@@ -412,7 +412,7 @@ class Selection:
         """Return how many more tasks of a lane may be leased, beside a reserved task."""
         return max(
             0,
-            lane.lane_group.active_rule.lane_tasks_max - lane.leased - self._reserved_places(lane),
+            lane.lane_group.active_rule.lane_tasks_max - lane.leased - self._reserved_tasks(lane),
         )
 
     def _note_unfit(self, tasks: Iterable[Task], *, exclusive: bool = False) -> None:

@@ -60,7 +60,7 @@ class BatchGraph(Struct):
     """Properties of a submission's own graph."""
 
     #: Index of each name.
-    places: dict[bytes, int]
+    positions: dict[bytes, int]
     #: All predecessors are in the batch, once, before their dependents.
     ordered: bool = True
 
@@ -139,9 +139,9 @@ def decide(ledger: Ledger, event: SubmitRequested, at_ns: int) -> SubmissionDeci
     if sum(ledger.counts) + len(submission.names) > TASKS_MAX:
         _check_room(ledger, len(submission.names))
     batch = _index_batch(submission)
-    if len(batch.places) != len(submission.names):
+    if len(batch.positions) != len(submission.names):
         raise SubmissionRefused(*DUPLICATE)
-    if ledger.tasks.keys().isdisjoint(batch.places):
+    if ledger.tasks.keys().isdisjoint(batch.positions):
         return _accept_new(ledger, event, submission, batch, at_ns)
     return _accept_mixed(ledger, event, batch, at_ns)
 
@@ -160,16 +160,16 @@ def _index_batch(submission: Submission) -> BatchGraph:
     """Index the names of a submission, and check whether predecessors precede dependents."""
     if submission.after is None:
         return BatchGraph(dict.fromkeys(submission.names, 0))
-    places: dict[bytes, int] = {}
+    positions: dict[bytes, int] = {}
     ordered = True
     for name, names in zip(submission.names, submission.after, strict=True):
         for before in names:
-            if before not in places:
+            if before not in positions:
                 ordered = False
         if len(names) > 1 and len(dict.fromkeys(names)) < len(names):
             ordered = False
-        places[name] = len(places)
-    return BatchGraph(places, ordered)
+        positions[name] = len(positions)
+    return BatchGraph(positions, ordered)
 
 
 def _accept_new(
@@ -291,7 +291,7 @@ def _resolve(
         return Dependencies(after)
     pairs = [
         split_predecessors(
-            ledger, names, event.unknown, batch.places, submission.terms_of(index).campaign
+            ledger, names, event.unknown, batch.positions, submission.terms_of(index).campaign
         )
         for index, names in enumerate(after)
     ]
@@ -350,7 +350,7 @@ def _check_cycle(
     of its batch and for known tasks can't close one, unless a task waits for it already."""
     if waits.after is None:
         return
-    awaited = bool(ledger.awaited.tasks) and ledger.awaited.has_any(batch.places)
+    awaited = bool(ledger.awaited.tasks) and ledger.awaited.has_any(batch.positions)
     if anywhere or awaited or _has_forward_edges(waits.after, batch):
         check_acyclic(ledger, dict(zip(submission.names, waits.after, strict=True)))
 
@@ -360,7 +360,9 @@ def _has_forward_edges(after: list[list[bytes]], batch: BatchGraph) -> bool:
     if batch.ordered:
         return False
     return any(
-        batch.places.get(name, -1) >= index for index, names in enumerate(after) for name in names
+        batch.positions.get(name, -1) >= index
+        for index, names in enumerate(after)
+        for name in names
     )
 
 
@@ -468,9 +470,9 @@ def _find_invalid(ledger: Ledger, event: SubmitRequested, faults: dict[int, Faul
     """Add the tasks that the ledger or the batch does not allow: invalid themselves, on a cycle, or
     dependents of tasks at fault. The event has keys."""
     batch = event.submission
-    places: dict[bytes, int] = {}
+    positions: dict[bytes, int] = {}
     for index, name in enumerate(batch.names):
-        if places.setdefault(name, index) != index:
+        if positions.setdefault(name, index) != index:
             faults.setdefault(index, DUPLICATE)
     waits = _valid_edges(ledger, event, faults)
     if batch.after is None:
@@ -478,24 +480,24 @@ def _find_invalid(ledger: Ledger, event: SubmitRequested, faults: dict[int, Faul
     extends = event.repeat is DuplicatePolicy.EXTEND
     members = {
         name: None
-        for name in places
+        for name in positions
         if (extends or name in waits or name not in ledger.tasks)
         and 0 < len(name) <= NAME_BYTES_MAX
     }
     for name, before in waits.items():
         if not before:
             continue
-        campaign = batch.terms_of(places[name]).campaign
+        campaign = batch.terms_of(positions[name]).campaign
         try:
             split_predecessors(ledger, before, event.unknown, members, campaign)
         except SubmissionRefused as refusing:
-            faults[places[name]] = refusing.fault
+            faults[positions[name]] = refusing.fault
     cyclic = graph.names_on_cycles(ledger.tasks, awaited(ledger, waits), waits)
     for name in waits:
         if name in cyclic:
             text = f"task {shown(name)} would wait for itself"
-            faults.setdefault(places[name], (Refusal.CYCLE, text))
-    _find_dependents(ledger, event, waits, places, faults)
+            faults.setdefault(positions[name], (Refusal.CYCLE, text))
+    _find_dependents(ledger, event, waits, positions, faults)
 
 
 def _valid_edges(
@@ -528,7 +530,7 @@ def _find_dependents(
     ledger: Ledger,
     event: SubmitRequested,
     waits: dict[bytes, list[bytes]],
-    places: dict[bytes, int],
+    positions: dict[bytes, int],
     faults: dict[int, Fault],
 ) -> None:
     """Add the tasks that wait for tasks at fault. Of a submission that is not partial, only if
@@ -539,14 +541,14 @@ def _find_dependents(
     for name, befores in waits.items():
         for one in befores:
             dependents.setdefault(one, []).append(name)
-    line = [name for name, index in places.items() if index in faults]
+    line = [name for name, index in positions.items() if index in faults]
     for name in line:  # grows while it is walked
         known = ledger.tasks.get(name)
-        own = event.submission.terms_of(places[name]).campaign
+        own = event.submission.terms_of(positions[name]).campaign
         if not event.partial and known is not None and known.terms.campaign == own:
             continue
         for dependent in dependents.get(name, ()):
-            if places[dependent] not in faults:
+            if positions[dependent] not in faults:
                 text = f"task {shown(dependent)} waits for {shown(name)}, which was refused"
-                faults[places[dependent]] = (faults[places[name]][0], text)
+                faults[positions[dependent]] = (faults[positions[name]][0], text)
                 line.append(dependent)

@@ -71,17 +71,17 @@ def keep_output(
 
     Reduces the results in the event to what the record keeps of them.
     """
-    places = range(len(tasks)) if kept is None else kept
-    reported = list(zip(tasks, places, strict=True))
+    indexes = range(len(tasks)) if kept is None else kept
+    reported = list(zip(tasks, indexes, strict=True))
     outcomes = event.outcomes or [Outcome.DONE] * len(event.names)
     texts = event.texts or output.stdouts
-    for task, place in reported:
-        stdout = (texts if outcomes[place] is Outcome.DONE else output.stdouts)[place]
-        _end(context, task, {Stream.STDOUT: stdout, Stream.STDERR: output.stderrs[place]})
+    for task, index in reported:
+        stdout = (texts if outcomes[index] is Outcome.DONE else output.stdouts)[index]
+        _end(context, task, {Stream.STDOUT: stdout, Stream.STDERR: output.stderrs[index]})
     if event.texts is not None:
         event.texts = [*map(inlined, texts)]
     stdouts, stderrs = [*map(kept_of, output.stdouts)], [*map(kept_of, output.stderrs)]
-    printed = [(task, place) for task, place in reported if stdouts[place] or stderrs[place]]
+    printed = [(task, index) for task, index in reported if stdouts[index] or stderrs[index]]
     if printed:
         known = context.ledger.outputs
         previous = [known.get(task.name, 0) for task, _ in printed]
@@ -91,8 +91,8 @@ def keep_output(
             [task.name for task, _ in printed],
             [task.attempt for task, _ in printed],
             [0] * len(printed),
-            [stdouts[place] for _, place in printed],
-            [stderrs[place] for _, place in printed],
+            [stdouts[index] for _, index in printed],
+            [stderrs[index] for _, index in printed],
             previous if any(previous) else None,
         )
         context.emit(record)

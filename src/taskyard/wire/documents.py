@@ -51,7 +51,7 @@ class _Derived(NamedTuple):
     convert: Callable[[Any], Any] | None
 
 
-def filled(kind: type[_D], source: object, **given: Any) -> _D:  # noqa: ANN401  # any fields
+def filled(kind: type[_D], source: Struct, **given: Any) -> _D:  # noqa: ANN401  # any fields
     """Return a document whose fields are given, or follow from the fields of a struct.
 
     A field `due` has the value of `due`, or that of `due_ns` in seconds. Bytes become text, and an
@@ -67,11 +67,12 @@ def filled(kind: type[_D], source: object, **given: Any) -> _D:  # noqa: ANN401 
 
 
 @lru_cache(None)
-def _derived(kind: type[Document], source: type, given: tuple[str, ...]) -> list[_Derived]:
+def _derived(kind: type[Document], source: type[Struct], given: tuple[str, ...]) -> list[_Derived]:
     """Return the fields of a document that are not given and that a source has."""
     found: list[_Derived] = []
     for field in structs.fields(kind):
         name, is_nullable = field.name, NoneType in get_args(field.type)
+        convert: Callable[[Any], Any] | None
         if name not in given and hasattr(source, name):
             convert = None if field.type in _UNCHANGED else _or_null if is_nullable else plain
             found.append(_Derived(name, name, None if is_nullable else "", convert))

@@ -244,7 +244,7 @@ def _counted(pending: PendingRequests, effect: effects.StatsReply) -> list[Reply
 
 
 def _listed(pending: PendingRequests, effect: effects.TaskPage) -> list[Reply]:
-    build = views.task if effect.places is None else views.measured_task
+    build = views.task if effect.positions is None else views.measured_task
     document = documents.encode([build(view) for view in effect.views])
     cursor = {"cursor": effect.cursor} if effect.cursor else {}
     return pending.answer(effect.request, _Q.List, document=document, **cursor)
