@@ -98,7 +98,7 @@ class Report(Struct):
 
 
 #: The columns of a report beside its names, in the order of the fields.
-_REPORT_COLUMNS: Final = (*("attempts", "outcomes", "texts", "retry_at_ns", "outputs", "percents"),)
+_REPORT_COLUMNS: Final = ("attempts", "outcomes", "texts", "retry_at_ns", "outputs", "percents")
 
 
 def parse(kind: type[_M], raw: bytes) -> _M:

@@ -31,15 +31,11 @@ if TYPE_CHECKING:
 
 _Q: Final = pb.QueryMsg
 
-CREATE, STEAL, COMPLETE, TRANSFER, LOOKUP = (
-    *(_Q.Create, _Q.Steal, _Q.Complete),
-    *(_Q.Transfer, _Q.Lookup),
-)
+CREATE, STEAL, COMPLETE = _Q.Create, _Q.Steal, _Q.Complete
+TRANSFER, LOOKUP = _Q.Transfer, _Q.Lookup
 NOT_FOUND, OK, EXIT, ERROR = _Q.NotFound, _Q.OK, _Q.Exit, _Q.Error
-CANCEL, RETRY, PROGRESS, HEARTBEAT, WATCH = (
-    *(_Q.Cancel, _Q.Retry, _Q.Progress),
-    *(_Q.Heartbeat, _Q.Watch),
-)
+CANCEL, RETRY, PROGRESS = _Q.Cancel, _Q.Retry, _Q.Progress
+HEARTBEAT, WATCH = _Q.Heartbeat, _Q.Watch
 LIST, STATS, EXPLAIN, DRAIN, SHOW = _Q.List, _Q.Stats, _Q.Explain, _Q.Drain, _Q.Show
 READ, WORKERS, PAUSE, RESUME = _Q.Read, _Q.Workers, _Q.Pause, _Q.Resume
 FOLLOW, LANES, MOVE, EXPIRE = _Q.Follow, _Q.Lanes, _Q.Move, _Q.Expire

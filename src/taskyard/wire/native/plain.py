@@ -103,8 +103,12 @@ class Form(Struct, frozen=True, gc=False):
             lanes = [self.lane] * len(names) if self.lane else None
             submission = Submission(names, [b""], [self.terms], None, lanes)
             return events.SubmitRequested(
-                *(0, route, submission, number),
-                *(events.UnknownPolicy.DONE, events.DuplicatePolicy.EXTEND),
+                0,
+                route,
+                submission,
+                number,
+                unknown=events.UnknownPolicy.DONE,
+                repeat=events.DuplicatePolicy.EXTEND,
                 partial=True,
             )
         if self.count:

@@ -481,9 +481,12 @@ def _parts(notice: effects.Settled) -> list[effects.Settled]:
 
 
 def _part(notice: effects.Settled, start: int, end: int) -> effects.Settled:
-    columns = (notice.names[start:end], notice.states[start:end], notice.texts[start:end])
     return effects.Settled(
-        *(notice.client, notice.request, *columns),
+        notice.client,
+        notice.request,
+        notice.names[start:end],
+        notice.states[start:end],
+        notice.texts[start:end],
         printed=notice.printed,
         aliases=notice.aliases,
     )

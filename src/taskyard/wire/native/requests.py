@@ -91,7 +91,14 @@ def _create(pending: PendingRequests, incoming: Request) -> Sequence[events.Even
         submission = tasks.with_defaults(submission, pending.plain_at(incoming.route).tasks)
     watch, campaigns = pending.entries[number].stream, tuple(incoming.query.batch.after_campaign)
     submit = events.SubmitRequested(
-        *(0, incoming.route, submission, number, unknown, repeat, watch, campaigns),
+        0,
+        incoming.route,
+        submission,
+        number,
+        unknown,
+        repeat,
+        watch=watch,
+        after_campaigns=campaigns,
         partial=not incoming.extended,
         retries=incoming.extended,
         check_only=incoming.query.check_only,
@@ -186,8 +193,14 @@ def _reported(
     pending: PendingRequests, query: pb.QueryMsg, report: tasks.Report, number: int
 ) -> events.TasksReported:
     return events.TasksReported(
-        *(0, query.location, report.names, report.attempts, report.outcomes),
-        *(report.texts, report.retry_at_ns, number),
+        0,
+        query.location,
+        report.names,
+        report.attempts,
+        report.outcomes,
+        texts=report.texts,
+        retry_at_ns=report.retry_at_ns,
+        request=number,
         random_bits=0 if report.outcomes is None else pending.random_bits(),
         incarnation=_incarnation(query),
         runs=report.runs,
@@ -434,7 +447,13 @@ def _lanes(pending: PendingRequests, incoming: Request) -> Sequence[events.Event
     count = _count(query, LIST_COUNT)
     return [
         events.LanesRequested(
-            *(0, incoming.route, pending.add(incoming), scope.service, scope.lane, after, count)
+            0,
+            incoming.route,
+            pending.add(incoming),
+            scope.service,
+            scope.lane,
+            after=after,
+            count=count,
         )
     ]
 
@@ -561,9 +580,13 @@ def _report(query: pb.QueryMsg) -> tasks.Report:
 
 
 def _printed(query: pb.QueryMsg, report: tasks.Report) -> events.TasksProgressed:
-    columns = (report.names, report.attempts, report.percents, report.outputs)
     return events.TasksProgressed(
-        *(0, query.location, *columns),
+        0,
+        query.location,
+        report.names,
+        report.attempts,
+        report.percents,
+        report.outputs,
         incarnation=_incarnation(query),
     )
 
