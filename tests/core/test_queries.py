@@ -67,7 +67,7 @@ from taskyard.core.limits import (
     STATS_ROWS_MAX,
     TASKS_PER_MESSAGE_MAX,
 )
-from taskyard.core.model import Refusal
+from taskyard.core.model import Refusal, WorkerFacts
 from taskyard.core.output import Stream
 from taskyard.core.records import Progressed
 from taskyard.core.states import TaskState, WorkerState
@@ -554,19 +554,15 @@ def test_workers_are_listed_with_their_tasks_and_last_message(yard: Yard) -> Non
             8,
             [
                 WorkerView(
-                    b"w", WorkerState.PARKED, (b"default",), 0, 0, 0, 3 * SECOND_NS, b"", 0, 0
+                    b"w", WorkerState.PARKED, WorkerFacts(slots_total=0), 0, 0, 3 * SECOND_NS
                 ),
                 WorkerView(
                     b"v",
                     WorkerState.BUSY,
-                    (b"x", b"y"),
-                    slots_total=8,
+                    WorkerFacts((b"x", b"y"), 8, 9 * SECOND_NS, 3, dialect=b"wmp"),
                     slots_used=6,
                     held=2,
                     last_seen_ns_ago=3 * SECOND_NS,
-                    dialect=b"wmp",
-                    incarnation=3,
-                    lease_timeout_ns=9 * SECOND_NS,
                 ),
             ],
         )

@@ -318,30 +318,19 @@ class WorkerView(Struct, gc=False):
 
     name: bytes
     state: WorkerState
-    services: tuple[bytes, ...]
-    slots_total: int
+    facts: WorkerFacts
     slots_used: int
     #: How many tasks it holds.
     held: int
     last_seen_ns_ago: int
-    dialect: bytes
-    incarnation: int
-    lease_timeout_ns: int
     #: Why it can't start its agents. b"": it can, or did not report.
     trouble: bytes = b""
-    #: The machine and process that it runs in. b"" and 0: unknown.
-    host: bytes = b""
-    pid: int = 0
     #: Lines of its agents that are neither report nor comment.
     malformed: int = 0
     #: Tasks whose calls wait for other tasks. They use no slots.
     waiting: int = 0
-    #: Named resources, in total, and without those of its tasks.
-    resources_total: Resources = ()
+    #: The named resources that no task has.
     resources_free: Resources = ()
-    #: It submits its tasks to another broker, and to which. b"": unknown.
-    forwards: bool = False
-    forwards_to: bytes = b""
 
 
 class WorkerList(Effect):

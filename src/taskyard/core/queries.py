@@ -313,28 +313,19 @@ def workers_requested(context: Context, event: events.WorkersRequested) -> None:
 
 
 def _worker_view(worker: Worker, now_ns: int) -> WorkerView:
-    facts, waiting = worker.facts, worker.waiting_tasks()
+    waiting = worker.waiting_tasks()
     slots_waiting = sum(task.terms.slots for task in waiting)
     return WorkerView(
         name=worker.name,
         state=worker.state,
-        services=facts.services,
-        slots_total=facts.slots_total,
+        facts=worker.facts,
         slots_used=worker.slots_used + sum(worker.slots_kept) - slots_waiting,
         waiting=len(waiting),
         held=sum(lease.tasks_left for lease in worker.leases.values()),
         last_seen_ns_ago=now_ns - worker.last_seen_ns,
-        dialect=facts.dialect,
-        incarnation=facts.incarnation,
-        lease_timeout_ns=facts.lease_timeout_ns,
         trouble=worker.trouble,
-        host=facts.host,
-        pid=facts.pid,
         malformed=worker.malformed,
-        resources_total=facts.resources,
         resources_free=tuple(worker.resources_free.items()),
-        forwards=facts.forwards,
-        forwards_to=facts.forwards_to,
     )
 
 

@@ -472,15 +472,19 @@ def stats(
 def worker(view: effects.WorkerView) -> Worker:
     return filled(
         Worker,
-        view,
+        view.facts,
+        name=shown(view.name),
         state=_worker_state(view),
         parked=view.state in (WorkerState.PARKED, WorkerState.WOKEN),
-        slots=view.slots_total,
-        resources=resources(view.resources_total),
+        slots=view.facts.slots_total,
+        slots_used=view.slots_used,
+        resources=resources(view.facts.resources),
         resources_free=resources(view.resources_free),
         tasks=view.held,
+        waiting=view.waiting,
         last_seen_ago=seconds(view.last_seen_ns_ago) or 0.0,
         agent_error=shown(view.trouble),
+        malformed=view.malformed,
     )
 
 
@@ -490,7 +494,7 @@ def _worker_state(view: effects.WorkerView) -> str:
         return "draining"
     if not (view.slots_used or view.waiting):
         return "idle"
-    return "full" if 0 < view.slots_total <= view.slots_used else "running"
+    return "full" if 0 < view.facts.slots_total <= view.slots_used else "running"
 
 
 def lane(view: effects.LaneView) -> Lane:
