@@ -81,8 +81,7 @@ class Task(Document):
 
 
 class MeasuredTask(Task):
-    """A task of a list with the measurements of its latest attempt. Missing measurements are
-    null."""
+    """A task of a list with the measurements of its latest attempt. Missing values are null."""
 
     #: As in `Attempt`.
     started: float | UnsetType | None = UNSET
