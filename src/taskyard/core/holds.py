@@ -1,4 +1,4 @@
-"""What keeps ready tasks from workers: pauses, holds, limits and rates of lanes, and reservations.
+"""Holds that keep ready tasks from workers: pauses, limits and rates of lanes, and reservations.
 
 A task that takes more slots or resources than any worker has free, or must run alone while every
 worker is busy, reserves a worker that takes no other task. While the task lacks a named resource,
