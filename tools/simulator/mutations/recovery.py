@@ -27,6 +27,7 @@ from taskyard.core.ledger import Ledger
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.snapshots.restorer import Restorer
 from taskyard.core.states import TaskState
+from taskyard.core.timer_heap import TimerHeap
 from taskyard.errors import JournalDamaged, JournalFailed
 from taskyard.journal import chain, recovery
 from taskyard.journal.recovery import encode
@@ -58,7 +59,7 @@ def waiting_submission_forgotten() -> Iterator[None]:
 
     def run(self: Any, *arguments: Any) -> Any:
         effects = sound(self, *arguments)
-        self._later.clear()
+        self._later = TimerHeap()
         return effects
 
     with patched(Requests, "run", run):
