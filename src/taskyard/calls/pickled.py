@@ -71,7 +71,7 @@ class CallHeader(
     #: a repeated call for the same submission, and the client looks for the task of that name.
     nonce: str = ""
     #: Names of values: the buffers of the pickle in their order, and the pickle itself if that is
-    #: one. See `call_values`.
+    #: one. See `value_access`.
     values: tuple[str, ...] = ()
     body: str = ""
     #: Tasks whose results replace references in the pickle. See `inputs`.

@@ -216,7 +216,7 @@ class CallEncoder:
         #: Fields of the header: a token that precedes exceptions in the output, and what a process
         #: does before its first call.
         self._fields: dict[str, Any] = {"token": token}
-        #: See `main_globals`.
+        #: See `main_functions`.
         self._globals_key = ""
         self._repeated = RepeatedFunctions()
         self._sys_path: list[str] | None = None

@@ -1,8 +1,8 @@
 """Decides which worker gets which ready tasks: requests, parking, leases and wakes.
 
-`selection` chooses the tasks for one worker, and `only_lane` does in the usual case. This file
-emits the leases, sends the assignments and lists the parked workers. `membership` decides on
-workers that join or leave.
+`selection` chooses the tasks for one worker. This file emits the leases, sends the assignments and
+lists the parked workers. It fails waiting tasks that have expired, because they must not start.
+`membership` decides on workers that join or leave.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 `handle` decides on one event and applies the decision. `take_records` returns the records, which
 must be durable before the effects are carried out. The deciders are in files by subject
-(`commands`, `queries`, `subscriptions`, `membership`, `assignment`, `results`, `task_output`,
+(`commands`, `queries`, `subscriptions`, `membership`, `assignment`, `results`, `uploads`,
 `timers`). Each gets the `Context` and reads the ledger. Only `apply` changes durable state.
 """
 
