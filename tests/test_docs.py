@@ -16,7 +16,7 @@ from taskyard.campaign.values import PATHS_MAX
 from taskyard.cli import connection
 from taskyard.cli.commands import COMMANDS
 from taskyard.client.waits import REPORT_NS
-from taskyard.core import heartbeats, limits
+from taskyard.core import deadlines, limits
 from taskyard.errors import ExitCode
 from taskyard.journal.store import DISK_RESERVE_BYTES
 from taskyard.net.endpoints import IPC_PATH_BYTES_MAX
@@ -161,8 +161,11 @@ def test_figures_of_the_guarantees_are_those_of_the_tests(text: str) -> None:
         f"frame of a message | {FRAME_BYTES_MAX // MEBIBYTE} MiB |",
         f"submissions are refused | {DISK_RESERVE_BYTES // MEBIBYTE} MiB |",
         f"silence of a worker | {WORKER.lease_timeout_ns // limits.SECOND_NS} s, `--lease` |",
-        f"heartbeat of a worker | {heartbeats.INTERVAL_NS_MIN // limits.SECOND_NS} s, with more",
-        f"with more than {heartbeats.RATE_MAX} workers up to a third of `--lease`; `--heartbeat` |",
+        f"heartbeat of a worker | {deadlines.HEARTBEAT_NS_MIN // limits.SECOND_NS} s, with more",
+        (
+            f"with more than {deadlines.HEARTBEAT_RATE_MAX} workers "
+            "up to a third of `--lease`; `--heartbeat` |"
+        ),
         f"longer than {IPC_PATH_BYTES_MAX} bytes",
         f"Under {DISK_RESERVE_BYTES // MEBIBYTE} MiB free",
         f"more than {compaction.ROWS_MAX:,} rows",

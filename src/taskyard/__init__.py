@@ -4,8 +4,11 @@ Owns the version, which `pyproject.toml` reads, and the names that programs impo
 at first use, because every command imports this package and few of them need a client.
 """
 
-TYPE_CHECKING = False  # as in typing, which is not imported
+from typing import TYPE_CHECKING
+
 if TYPE_CHECKING:
+    from taskyard.calls.inputs import result
+    from taskyard.calls.payloads import BundlePart, bundle_part
     from taskyard.client.client import AsyncClient, Campaign, Client
     from taskyard.client.executor import Executor, ExecutorBroken
     from taskyard.client.futures import Future, as_completed, progress, wait
@@ -28,8 +31,8 @@ if TYPE_CHECKING:
         UserError,
     )
     from taskyard.spark import register
-    from taskyard.wire.inputs import result
-    from taskyard.wire.payloads import BundlePart, bundle_part
+
+TYPE_CHECKING = False  # as in typing, which is not imported
 
 __version__ = "0.1.0.dev0"
 
@@ -72,7 +75,7 @@ __all__ = [
 _HOMES = {
     "AsyncClient": "taskyard.client.client",
     "AsyncOutbox": "taskyard.client.outbox",
-    "BundlePart": "taskyard.wire.payloads",
+    "BundlePart": "taskyard.calls.payloads",
     "Campaign": "taskyard.client.client",
     "Client": "taskyard.client.client",
     "CurrentTask": "taskyard.client.task",
@@ -82,11 +85,11 @@ _HOMES = {
     "Outbox": "taskyard.client.outbox",
     "Task": "taskyard.client.task",
     "as_completed": "taskyard.client.futures",
-    "bundle_part": "taskyard.wire.payloads",
+    "bundle_part": "taskyard.calls.payloads",
     "current": "taskyard.client.task",
     "progress": "taskyard.client.futures",
     "register": "taskyard.spark",
-    "result": "taskyard.wire.inputs",
+    "result": "taskyard.calls.inputs",
     "task": "taskyard.client.task",
     "wait": "taskyard.client.futures",
 }

@@ -8,7 +8,7 @@ never on the text. `docs/errors.md` lists all codes with cause and remedy.
     ├── PeerError              the peer sent a bad message, or does not answer
     │   ├── Malformed          bytes that are not a message of the dialect
     │   └── NoBroker           no broker answers
-    ├── UserError              bad usage. Its other subclasses are beside what they check:
+    ├── UserError              bad usage. Other subclasses are beside what they check:
     │   │                      InvalidTask, InvalidCampaign, InvalidValue, InvalidSettings
     │   ├── Refused            the broker refused the request
     │   │   └── NameLost       another process has the worker's name
@@ -103,7 +103,7 @@ class UserError(TaskyardError):
 class TaskProblem(NamedTuple):
     """A task that can't be submitted."""
 
-    #: Its full name. Empty: the problem is not of one task.
+    #: The full name. Empty: the problem is not of one task.
     name: str
     code: str
     text: str

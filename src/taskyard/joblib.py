@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import joblib
 from joblib.parallel import AutoBatchingMixin, ParallelBackendBase, register_parallel_backend
 
+from taskyard.calls import pickled
 from taskyard.client import discovery, functions
 from taskyard.client.executor import CallFuture, Executor, ExecutorCore
 from taskyard.client.functions import CallKey
 from taskyard.client.internal import InternalClient
 from taskyard.errors import TaskyardError
-from taskyard.wire import pickled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

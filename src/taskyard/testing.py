@@ -30,27 +30,27 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskyard.broker.transport import SocketTransport
 from taskyard.broker.turn import Broker
+from taskyard.calls import inputs, payloads, pickled
+from taskyard.calls.setup import Setups
 from taskyard.campaign.file_times import TaskFiles
 from taskyard.client.internal import InternalClient
+from taskyard.core.blobs import results_needed
 from taskyard.core.events import Outcome, RulesSet
 from taskyard.core.ledger import Ledger
 from taskyard.core.limits import NUMBER_MAX, SECOND_NS
 from taskyard.core.model import WorkerFacts, shown
 from taskyard.core.resources import CPUS, GPUS, MEMORY
 from taskyard.core.scheduler import Scheduler
-from taskyard.core.task_inputs import needed
 from taskyard.errors import ClientClosed, TaskFailed, is_final
 from taskyard.journal.store import MemoryStore
 from taskyard.net import endpoints, sockets
 from taskyard.net.channel import Channel
 from taskyard.net.host import Poller, Waker
 from taskyard.net.protocols import SystemClock
-from taskyard.process.call_setup import Setups
 from taskyard.process.child import status_text
-from taskyard.wire import inputs, payloads, pickled
-from taskyard.wire.native import peer, reads
+from taskyard.wire.native import peer, task_contents
 from taskyard.wire.native.server import NativeServer
-from taskyard.wire.value_names import Holder
+from taskyard.wire.native.task_contents import Holder
 from taskyard.worker.allow_list import AllowList
 from taskyard.worker.jobs import cut_reason, last_line
 
@@ -240,7 +240,7 @@ class _Worker:
     @contextmanager
     def _inputs(self, held: bytes, payload: bytes) -> Generator[None, None, None]:
         """Fetch the results of other tasks that a task needs."""
-        names = needed(payload)
+        names = results_needed(payload)
         if not names:
             yield
             return
@@ -257,7 +257,7 @@ class _Worker:
     def _result(self, held: bytes, name: str) -> tuple[bytes, bytes]:
         """Return the service and the result of a task that a held task needs."""
         holder, names = Holder(self._name, held), [name.encode()]
-        reply = self._request(lambda number: reads.results(number, names, holder))
+        reply = self._request(lambda number: task_contents.results(number, names, holder))
         return reply.services[0], reply.texts[0]
 
     def _outcome(self, service: bytes, payload: bytes) -> tuple[Outcome, bytes, bytes]:

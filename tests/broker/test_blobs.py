@@ -14,16 +14,18 @@ from taskyard.broker.blob_retention import SCAN_NS, BlobRetention
 from taskyard.broker.blobs import BlobLimits, BrokerBlobs
 from taskyard.broker.contents import MISSING_RETRY_NS
 from taskyard.broker.turn import Broker
-from taskyard.core.effects import Accepted, Part, Refused, ReportAck
+from taskyard.core.effects import Accepted, Part, Refused, ReportAck, StoreReply, ValueReceived
 from taskyard.core.events import (
     CancelRequested,
     Outcome,
     PartRequested,
     Scope,
+    StoreRequested,
     SubmitRequested,
     TasksReported,
     TasksRequested,
     UnknownPolicy,
+    ValueSent,
     WorkerRegistered,
 )
 from taskyard.core.limits import SECOND_NS
@@ -31,19 +33,13 @@ from taskyard.core.model import Refusal, Submission, Terms, WorkerFacts
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
 from taskyard.core.timer_heap import TimerHeap
-from taskyard.core.values import (
-    StoreReply,
-    StoreRequested,
-    ValueReceived,
-    ValueSent,
-)
 from taskyard.errors import UserError
 from taskyard.journal import blob_files
 from taskyard.journal.blob_files import BlobFiles
 from taskyard.journal.blob_names import blobs_needed
 from taskyard.journal.blobs import name_of, short_name, upload_of
 from taskyard.journal.store import MemoryStore
-from taskyard.wire.value_names import StoreDocument
+from taskyard.wire.native.task_contents import StoreDocument
 from tests.worker.runner_harness import SetClock
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from taskyard.core.scheduler import Scheduler
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.net.guard import Guard
 from taskyard.wire import dwork_pb2 as pb
+from taskyard.wire.health_views import SeenRelay
 from taskyard.wire.native.relays import Relays
 from taskyard.wire.roles import AuthenticatedPeer, Role
-from taskyard.wire.seen_relays import SeenRelay
 from taskyard.wire.wmp.server import Wmp
 from tests.kit.broker import TurnHarness
 from tests.wire.wmp.kit import frames as wmp_frames

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
+from taskyard.calls.payloads import encode_call, encode_command
 from taskyard.campaign.batches import encode_batch, encode_batches
 from taskyard.campaign.task_spec import InvalidTask, TaskSpec, check_task, service_of
 from taskyard.core.limits import AFTER_A_MESSAGE_MAX, SECOND_NS
 from taskyard.core.model import Submission, Terms
 from taskyard.core.shape import check_shape
-from taskyard.wire.payloads import encode_call, encode_command
 
 NOW_NS = 1_000 * SECOND_NS
 

@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 
+from taskyard.calls.payloads import EXEC, decode_payload
 from taskyard.campaign import shell_lines, shell_syntax
 from taskyard.campaign.batches import encode_batches
 from taskyard.campaign.detection import Format
@@ -15,7 +16,6 @@ from taskyard.campaign.formats import FileOptions
 from taskyard.campaign.line_names import line_name
 from taskyard.campaign.reader import LoadedCampaign, read_campaign
 from taskyard.campaign.shell_syntax import CommandScanner, syntax_error
-from taskyard.wire.payloads import EXEC, decode_payload
 from tests.kit.cases import each_case
 
 

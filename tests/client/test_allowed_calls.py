@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import taskyard
+from taskyard.calls.pickled import RemoteTraceback, pickle_call
+from taskyard.calls.plain_pickles import is_plain_call
 from taskyard.client.client import AsyncClient, Client
 from taskyard.client.results import decode_whole_result
 from taskyard.core.blobs import Result
 from taskyard.errors import TaskFailed, UserError
-from taskyard.wire.pickled import RemoteTraceback, pickle_call
-from taskyard.wire.plain_pickles import is_plain_call
 from tests.cli.yard import Yard, running
 from tests.kit.processes import PATIENCE_SECONDS
 from tests.wire.test_plain_pickles import HOSTILE

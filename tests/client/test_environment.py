@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from taskyard.calls.environments import decode_environment
 from taskyard.client.discovery import Variables, submitter_environment
 from taskyard.errors import UserError
-from taskyard.wire.environments import decode_environment
 
 LOCAL = "ipc:///some/broker.sock"
 USUAL = {"PATH": "/bin", "HOME": "/me", "LC_ALL": "C", "CONDA_PREFIX": "/c", "TZ": "UTC"}

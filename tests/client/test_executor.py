@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskyard import Executor, ExecutorBroken, NoBroker, TaskFailed
+from taskyard.calls import pickled
 from taskyard.client.executor import CallFuture
 from taskyard.client.internal import InternalClient
 from taskyard.errors import UserError
-from taskyard.wire import pickled
 from tests.client import executor_calls as calls
 from tests.kit.processes import PATIENCE_SECONDS, Broker, Worker, is_alive, until
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from taskyard.calls.pickled import EXCEPTION_BYTES_MAX
 from taskyard.core.limits import BLOB_BYTES_MIN
-from taskyard.wire.pickled import EXCEPTION_BYTES_MAX
 from tests import test_docs_commands as pages
 
 PAGE = "docs/executor.md"

@@ -10,12 +10,12 @@ from typing import Any, cast
 
 import pytest
 
+from taskyard.calls import pickled
 from taskyard.client.functions import OutcomeDecoder
 from taskyard.client.futures import Future, FutureOwner, wait
 from taskyard.core.blobs import Result
 from taskyard.core.states import TaskState
 from taskyard.errors import UserError
-from taskyard.wire import pickled
 
 ROUNDS = 2_000
 SECONDS_MAX = 30

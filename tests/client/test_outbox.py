@@ -17,10 +17,10 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 import taskyard
+from taskyard.calls import payloads
 from taskyard.client.outbox import Outbox
 from taskyard.errors import UserError
 from taskyard.postgresql import database, outbox
-from taskyard.wire import payloads
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -27,7 +27,7 @@ from taskyard.errors import ClientClosed, NoBroker, Refused, TimedOut, UserError
 from taskyard.net import sockets
 from taskyard.net.host import Poller
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire.native.rules import encode_rule
+from taskyard.wire.native.frames import encode_rule
 from tests.kit.processes import PATIENCE_SECONDS
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from taskyard.core import heartbeats
+from taskyard.core import deadlines
 from taskyard.core.effects import Effect, HeartbeatAck, Refused
 from taskyard.core.events import (
     ExplainRequested,
@@ -38,11 +38,13 @@ class Crowd(Yard):
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__()
         self.workers = 1
-        policy = heartbeats.interval_ns
-        idle = heartbeats.idle_interval_ns
-        monkeypatch.setattr(heartbeats, "interval_ns", lambda _, lease: policy(self.workers, lease))
+        policy = deadlines.heartbeat_interval_ns
+        idle = deadlines.idle_heartbeat_ns
         monkeypatch.setattr(
-            heartbeats, "idle_interval_ns", lambda _, lease: idle(self.workers, lease)
+            deadlines, "heartbeat_interval_ns", lambda _, lease: policy(self.workers, lease)
+        )
+        monkeypatch.setattr(
+            deadlines, "idle_heartbeat_ns", lambda _, lease: idle(self.workers, lease)
         )
         self.handle(WorkerRegistered(0, b"w", facts()))
         self.submit(b"a")
@@ -101,7 +103,7 @@ def crowd(monkeypatch: pytest.MonkeyPatch) -> Crowd:
 )
 def test_interval_by_workers_and_lease(workers: int, lease_s: float, seconds: float) -> None:
     lease_ns = int(lease_s * SECOND_NS)
-    found_ns = heartbeats.interval_ns(workers, lease_ns)
+    found_ns = deadlines.heartbeat_interval_ns(workers, lease_ns)
     assert found_ns == int(seconds * SECOND_NS)
     assert not lease_ns or HEARTBEATS_PER_LEASE_MIN * found_ns <= lease_ns
 
@@ -122,11 +124,11 @@ def test_interval_by_workers_and_lease(workers: int, lease_s: float, seconds: fl
 )
 def test_interval_without_tasks(workers: int, lease_s: float, seconds: float) -> None:
     lease_ns = int(lease_s * SECOND_NS)
-    assert heartbeats.idle_interval_ns(workers, lease_ns) == int(seconds * SECOND_NS)
+    assert deadlines.idle_heartbeat_ns(workers, lease_ns) == int(seconds * SECOND_NS)
 
 
 def test_more_workers_never_shorten_the_interval() -> None:
-    found = [heartbeats.interval_ns(workers, LEASE_NS) for workers in range(1, 4_000)]
+    found = [deadlines.heartbeat_interval_ns(workers, LEASE_NS) for workers in range(1, 4_000)]
     assert found == sorted(found)
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from bench.core.rated_lanes import RatedLanes, measure
-from taskyard.core import lane_rates
+from taskyard.core import lane_queues
 from taskyard.core.events import PauseRequested, ResumeRequested
 from taskyard.core.limits import RATE_BURST_NS_MAX, SECOND_NS
 from taskyard.core.rules import LaneOptions, Rule
@@ -200,7 +200,7 @@ def kept(yard: Yard) -> int:
 def test_rates_of_deleted_lanes_are_dropped_when_they_are_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lane_rates, "SWEEP_MIN", 20)
+    monkeypatch.setattr(lane_queues, "RATES_SWEEP_MIN", 20)
     yard = a_yard()
     lanes_one_by_one(yard, 50)
     assert kept(yard) == 50
@@ -214,8 +214,8 @@ def test_rates_of_deleted_lanes_are_dropped_when_they_are_over(
 def test_number_of_kept_rates_is_bounded_and_the_excess_is_logged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lane_rates, "SWEEP_MIN", 20)
-    monkeypatch.setattr(lane_rates, "LANE_RATES_MAX", 30)
+    monkeypatch.setattr(lane_queues, "RATES_SWEEP_MIN", 20)
+    monkeypatch.setattr(lane_queues, "LANE_RATES_MAX", 30)
     yard = a_yard()
     lanes_one_by_one(yard, 200)
     assert kept(yard) <= 60
@@ -245,4 +245,4 @@ def test_a_thousand_lanes_each_keep_their_rate() -> None:
     ],
 )
 def test_rate_is_shown_as_in_the_settings(interval_ns: int, text: str) -> None:
-    assert lane_rates.rate_text(interval_ns) == text
+    assert lane_queues.rate_text(interval_ns) == text

@@ -67,7 +67,7 @@ from taskyard.core.limits import (
     STATS_ROWS_MAX,
     TASKS_PER_MESSAGE_MAX,
 )
-from taskyard.core.model import Refusal
+from taskyard.core.model import Refusal, WorkerFacts
 from taskyard.core.output import Stream
 from taskyard.core.records import Progressed
 from taskyard.core.states import TaskState, WorkerState
@@ -295,10 +295,10 @@ def test_measured_page_has_the_latest_attempts_and_where_to_go_on(yard: Yard) ->
     assert [(one.number, one.reason) for one in failed.attempts] == [(1, b"oh")]
     assert [(one.number, one.outcome) for one in leased.attempts] == [(1, b"")]
     assert leased.attempts[0].leased_ns == 1000 * SECOND_NS
-    assert listed.places == [1, 2, 3]
+    assert listed.positions == [1, 2, 3]
     (listed,) = yard.handle(ListRequested(0, b"client", scope, count=2, measured=True, cursor=1))
     assert isinstance(listed, TaskPage)
-    assert (listed.places, listed.cursor) == ([2, 3], 3)
+    assert (listed.positions, listed.cursor) == ([2, 3], 3)
 
 
 def test_pages_follow_one_another_to_the_end(yard: Yard) -> None:
@@ -397,12 +397,12 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Note the place at which each pass over the table of tasks begins."""
     noted: list[int] = []
 
-    class NotedWalk(task_pages.TaskWalk):
+    class NotedCursor(task_pages.TaskCursor):
         def __init__(self, tasks: Iterable[Task], place: int) -> None:
             noted.append(place)
             super().__init__(tasks, place)
 
-    monkeypatch.setattr(task_pages, "TaskWalk", NotedWalk)
+    monkeypatch.setattr(task_pages, "TaskCursor", NotedCursor)
     monkeypatch.setattr(task_pages, "LIST_BATCH", 4)
     return noted
 
@@ -435,13 +435,13 @@ def test_listing_goes_on_after_tasks_were_archived(yard: Yard) -> None:
     yard.take(b"w", 1)
     yard.report(b"w", b"a", Outcome.DONE)
     ledger, event = yard.scheduler.ledger, ListRequested(0, b"client", Scope(), count=3)
-    walk = ledger.walks.resume(ledger.tasks.values(), 4, 0)
-    task_pages.read_page(walk, 4, event)
-    ledger.walks.keep(4, walk)
+    reading = ledger.cursors.resume(ledger.tasks.values(), 4, 0)
+    task_pages.read_page(reading, 4, event)
+    ledger.cursors.keep(4, reading)
     ledger.archive([b"a"])
     ledger.tasks[b"e"] = ledger.tasks[b"b"]  # as many tasks as before, at other places
-    walk = ledger.walks.resume(ledger.tasks.values(), 4, 3)
-    assert task_pages.read_page(walk, 4, event).tasks == [ledger.tasks[b"e"]]
+    reading = ledger.cursors.resume(ledger.tasks.values(), 4, 3)
+    assert task_pages.read_page(reading, 4, event).tasks == [ledger.tasks[b"e"]]
 
 
 def test_listing_of_failed_tasks_is_one_pass_until_a_record(yard: Yard, passes: list[int]) -> None:
@@ -461,7 +461,7 @@ def test_listing_of_failed_tasks_is_one_pass_until_a_record(yard: Yard, passes: 
 
 def test_few_places_are_kept(yard: Yard, passes: list[int]) -> None:
     yard.submit(*(b"%02d" % number for number in range(30)))
-    starts = range(task_pages.WALKS_MAX + 1)
+    starts = range(task_pages.CURSORS_MAX + 1)
     for _ in range(2):
         for start in starts:
             page(yard, count=11, cursor=start)
@@ -554,19 +554,15 @@ def test_workers_are_listed_with_their_tasks_and_last_message(yard: Yard) -> Non
             8,
             [
                 WorkerView(
-                    b"w", WorkerState.PARKED, (b"default",), 0, 0, 0, 3 * SECOND_NS, b"", 0, 0
+                    b"w", WorkerState.PARKED, WorkerFacts(slots_total=0), 0, 0, 3 * SECOND_NS
                 ),
                 WorkerView(
                     b"v",
                     WorkerState.BUSY,
-                    (b"x", b"y"),
-                    slots_total=8,
+                    WorkerFacts((b"x", b"y"), 8, 9 * SECOND_NS, 3, dialect=b"wmp"),
                     slots_used=6,
                     held=2,
                     last_seen_ns_ago=3 * SECOND_NS,
-                    dialect=b"wmp",
-                    incarnation=3,
-                    lease_timeout_ns=9 * SECOND_NS,
                 ),
             ],
         )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskyard.core import faults, shape, submission
+from taskyard.core import shape, submission
 from taskyard.core.effects import Accepted, Effect, Refused
 from taskyard.core.events import (
     DiskSpaceChanged,
@@ -173,7 +173,7 @@ def test_whole_chain_behind_a_refused_task_is_refused_at_once() -> None:
 
 
 def test_number_of_named_tasks_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(faults, "REFUSED_TASKS_MAX", 3)
+    monkeypatch.setattr(submission, "REFUSED_TASKS_MAX", 3)
     effects = send(Yard(), Submission([b"a", *[b""] * 9]))
     assert at_fault(effects) == [(index, Refusal.BAD_NAME) for index in (1, 2, 3)]
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taskyard.core import scripts
+from taskyard.calls import scripts
 
 #: Commands whose words `CODE` are read as code by an interpreter.
 SCRIPTS = [

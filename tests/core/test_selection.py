@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from taskyard.core import holds, only_lane, selection
+from taskyard.core import holds, selection
 from taskyard.core.effects import Accepted, CommandAck, Effect, NoWork, Wake
 from taskyard.core.events import (
     DrainRequested,
@@ -364,7 +364,7 @@ def test_worker_gets_no_more_than_it_has_slots_for() -> None:
 
 
 def test_one_request_gets_no_more_than_a_message_may_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (selection, only_lane):
+    for module in (selection, selection):
         monkeypatch.setattr(module, "LEASE_TASKS_MAX", 2)
     yard = Yard()
     yard.join(b"w")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from taskyard.core import output_paths
+from taskyard.core import output
 from taskyard.core.blobs import Blob, Content
 from taskyard.core.effects import OutputEnded, OutputWritten, Part, Refused, ReportAck
 from taskyard.core.events import (
@@ -173,15 +173,15 @@ class TestPaths:
         ],
     )
     def test_name_is_encoded(self, name: bytes, part: str) -> None:
-        assert output_paths.encode_name(name) == part
+        assert output.encode_name(name) == part
 
     def test_long_names_are_cut_and_stay_different(self) -> None:
         names = [b"x" * 300 + b"%d" % number for number in range(2)]
-        parts = [output_paths.encode_name(name) for name in names]
+        parts = [output.encode_name(name) for name in names]
         assert parts[0] != parts[1]
-        assert max(map(len, parts)) <= output_paths.NAME_BYTES_MAX
+        assert max(map(len, parts)) <= output.NAME_BYTES_MAX
 
     def test_task_outside_any_campaign_has_its_own_directory(self) -> None:
-        assert output_paths.directory_of(b"", b"a") == ("@", "a")
-        assert output_paths.directory_of(b"@", b"a") == ("%40", "a")
-        assert output_paths.file_name(3, ERR) == "3.err"
+        assert output.directory_of(b"", b"a") == ("@", "a")
+        assert output.directory_of(b"@", b"a") == ("%40", "a")
+        assert output.file_name(3, ERR) == "3.err"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskyard.core.effects import Assign, Effect, LeasesEnded, NoWork
+from taskyard.core.effects import Assign, CommandAck, Effect, LeasesEnded, NoWork, Stop
 from taskyard.core.events import (
     AssignmentUnsent,
     OutputAppended,
@@ -158,6 +158,17 @@ def test_worker_that_parked_at_the_instant_of_a_restart_gets_a_task_for_an_ended
     yard.submit(b"b", priority=1)
     effects = yard.later(1)
     assert (assigned(effects), requests(effects)) == ([b"b"], [2])
+
+
+def test_cancelled_task_of_before_a_restart_frees_no_slot_of_a_worker_not_heard_since() -> None:
+    yard = Yard()
+    yard.join(b"w", slots_total=1, lease_timeout_ns=TEN_NS, always_ready=True)
+    yard.submit(b"a")
+    restart(yard)
+    yard.submit(b"b")
+    effects = yard.cancel(b"a")
+    assert [type(one) for one in effects] == [Stop, CommandAck]
+    assert assigned(yard.handle(WorkerHeartbeat(0, b"w"))) == [b"b"]
 
 
 def test_new_connection_ends_the_open_request_of_the_former() -> None:

@@ -11,15 +11,15 @@ import pytest
 from msgspec import structs
 
 from taskyard import testing
+from taskyard.calls.inputs import Input
+from taskyard.calls.payloads import encode_call, encode_command
 from taskyard.core.blobs import Blob
 from taskyard.core.events import Outcome
 from taskyard.core.output import Stream
 from taskyard.forward import runner as runner_module
 from taskyard.forward.lower import Capacity, LowerBroker, upper_label
 from taskyard.forward.runner import ForwardRunner
-from taskyard.wire.inputs import Input
 from taskyard.wire.native import peer
-from taskyard.wire.payloads import encode_call, encode_command
 from taskyard.worker.jobs import Job, JobResult
 from taskyard.worker.output import OutputSpool, ProgramOutput
 from tests.kit.clients import internal

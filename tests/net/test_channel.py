@@ -17,7 +17,7 @@ from taskyard.net.channel import (
     Channel,
 )
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire.native import development, peer
+from taskyard.wire.native import peer, raw_messages
 from tests.wire.native import development_messages as messages
 
 Q = pb.QueryMsg
@@ -98,7 +98,7 @@ def test_reply_of_a_development_version_is_refused(body: bytes) -> None:
     wall.inbox.append([b"", body])
     with pytest.raises(Refused) as caught:
         wall.answered()
-    assert str(caught.value) == development.BROKER_TEXT
+    assert str(caught.value) == raw_messages.BROKER_TEXT
     assert caught.value.code == "wire-format"
 
 

@@ -12,12 +12,12 @@ from pyspark_taskyard import state_tables
 from pyspark_taskyard.options import parse_options
 from pyspark_taskyard.streams import RecordStream
 from taskyard import testing
+from taskyard.calls import payloads
 from taskyard.core.events import Outcome
 from taskyard.core.model import Submission, Terms
 from taskyard.journal import compaction, history_arrow, recovery
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.store import MemoryStore
-from taskyard.wire import payloads
 from tests.journal.scenarios import WritingYard, rich_story
 from tests.kit.clients import internal
 from tests.pipeline.test_history_source import EXPORTED, write_rows

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import pytest
 
+from taskyard.calls import pickled
+from taskyard.calls.pickled import CallHeader
 from taskyard.client.functions import CallEncoder, marks_of_named
+from taskyard.core.blobs import blobs_in
 from taskyard.core.limits import BLOB_BYTES_MIN
-from taskyard.core.task_inputs import blobs_in
 from taskyard.errors import BytesMissing, PeerError
 from taskyard.journal.blob_files import BlobFiles, StoreTerms
-from taskyard.process import call_values
-from taskyard.process.call_values import CallValues
-from taskyard.wire import pickled
-from taskyard.wire.pickled import CallHeader
+from taskyard.process import value_access
+from taskyard.process.value_access import CallValues
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -132,7 +132,7 @@ def test_function_of_a_map_is_stored_once_and_kept(
     function, args, _ = values.load_call(pickled.decode_pickled_call(payloads[3]), "t")
     assert function(*args) == (3, MIN)
     assert max(map(len, payloads)) < 1000
-    monkeypatch.setattr(call_values, "_RENEWED_SECONDS", 0)
+    monkeypatch.setattr(value_access, "_RENEWED_SECONDS", 0)
     call(6)
     assert (access.puts, access.renewed) == (1, 1)
     for file in access.files.walk():  # as a sweep does, much later

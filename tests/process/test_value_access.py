@@ -20,7 +20,7 @@ from taskyard.net.keys import read_peer_key
 from taskyard.process import value_access
 from taskyard.process.value_access import CACHE_VARIABLE, ValueAccess
 from taskyard.testing import broker as a_broker
-from taskyard.wire.native import peer, reads, value_messages
+from taskyard.wire.native import peer, task_contents
 from taskyard.wire.roles import Role
 from tests.kit.processes import Broker, Running
 
@@ -146,7 +146,7 @@ def restarting(yard: Yard, build: Callable[..., bytes], count: int) -> Callable[
 
 def test_upload_goes_on_after_a_restart(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[int] = []
-    put_value = value_messages.put_value
+    put_value = task_contents.put_blob
 
     def counting(
         number: int, value: bytes, offset: int = 0, data: bytes = b"", location: bytes = b""
@@ -154,7 +154,7 @@ def test_upload_goes_on_after_a_restart(yard: Yard, monkeypatch: pytest.MonkeyPa
         sent.append(len(data))
         return put_value(number, value, offset, data, location)
 
-    monkeypatch.setattr(value_messages, "put_value", restarting(yard, counting, 4))
+    monkeypatch.setattr(task_contents, "put_blob", restarting(yard, counting, 4))
     assert yard.access(Role.PRODUCER).put(memoryview(CONTENT)) == NAME
     assert sum(sent) == len(CONTENT)
     assert bytes(yard.files.load(NAME)) == CONTENT
@@ -163,7 +163,7 @@ def test_upload_goes_on_after_a_restart(yard: Yard, monkeypatch: pytest.MonkeyPa
 def test_download_goes_on_after_a_restart(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     yard.access(Role.PRODUCER).put(memoryview(CONTENT))
     yard.name(NAME)
-    monkeypatch.setattr(reads, "blob_part", restarting(yard, reads.blob_part, 3))
+    monkeypatch.setattr(task_contents, "blob_part", restarting(yard, task_contents.blob_part, 3))
     assert bytes(yard.access(Role.VIEWER).load([NAME], TASK)[0]) == CONTENT
 
 

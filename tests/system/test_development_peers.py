@@ -11,7 +11,7 @@ import pytest
 import zmq
 
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire.native import development
+from taskyard.wire.native import raw_messages
 from tests.kit.processes import Broker, Running, run
 from tests.wire.native import development_messages as messages
 
@@ -83,13 +83,13 @@ def test_peers_of_a_development_version_get_an_error_and_one_line_in_the_log(
             (Q.Error, 0, b"forbidden"),
             (Q.Error, 3, b"forbidden"),
         ]
-        assert {one.reason.decode() for one in found} == {development.PEER_TEXT}
+        assert {one.reason.decode() for one in found} == {raw_messages.PEER_TEXT}
         (reply,) = replies_to(endpoint, plain)
         assert Q.FromString(reply).type == Q.OK
         code, _, err = broker.terminate()
     assert code == 0
     assert [line.partition(" refused: ")[2] for line in err.splitlines() if "peer at" in line] == [
-        development.PEER_TEXT
+        raw_messages.PEER_TEXT
     ]
 
 
@@ -110,10 +110,10 @@ def test_program_ends_at_a_broker_of_a_development_version(
         code, out, err = run(tmp_path, command, "--broker", broker.endpoint, *more)
     assert (code, out) == (2, "")
     if "--json" not in words:
-        assert err == f"taskyard: {development.BROKER_TEXT}\n"
+        assert err == f"taskyard: {raw_messages.BROKER_TEXT}\n"
         return
     error = json.loads(err.splitlines()[-1])["error"]
-    assert (error["code"], error["text"]) == ("wire-format", development.BROKER_TEXT)
+    assert (error["code"], error["text"]) == ("wire-format", raw_messages.BROKER_TEXT)
 
 
 @pytest.mark.slow
@@ -128,4 +128,4 @@ def test_relay_ends_at_a_broker_of_a_development_version(tmp_path: Path) -> None
         peer.linger = 0
         peer.connect(endpoint)
         peer.send_multipart([b"", Q(type=Q.OK).SerializeToString()])
-        assert relay.end() == (2, "", f"taskyard: {development.BROKER_TEXT}\n")
+        assert relay.end() == (2, "", f"taskyard: {raw_messages.BROKER_TEXT}\n")

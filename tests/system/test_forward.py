@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import zmq
 
+from taskyard.calls.payloads import encode_command
 from taskyard.client.internal import InternalClient
 from taskyard.core.blobs import Blob
 from taskyard.errors import BytesTruncated
-from taskyard.wire.payloads import encode_command
 from taskyard.worker.jobs import RESULT_BYTES_MAX
 from tests.kit.processes import PATIENCE_SECONDS, Running, Worker, marks, until
 from tests.system.kit import Broker

@@ -26,7 +26,7 @@ from taskyard.net.keys import PeerKey, make_secret, read_peer_key
 from taskyard.net.protocols import SystemClock
 from taskyard.web.events import expanded
 from taskyard.web.follower import EventFeed
-from taskyard.wire.native import peer, value_messages
+from taskyard.wire.native import peer, task_contents
 from taskyard.wire.roles import Role
 from tests.kit.processes import PATIENCE_SECONDS, Broker, Running, run, run_here, until
 from tests.kit.requirements import problem
@@ -253,12 +253,12 @@ def test_worker_can_not_work_under_another_name(yard: Yard) -> None:
 @pytest.mark.parametrize("role", [Role.VIEWER, Role.PRODUCER, Role.WORKER, Role.ADMIN])
 def test_key_does_not_give_away_where_the_state_is(yard: Yard, role: Role) -> None:
     with closing(Peer(yard.endpoint, read_peer_key(yard.file(role)))) as away:
-        away.line.request(value_messages.store)
+        away.line.request(task_contents.store_terms)
         document = away.answer().document()
     assert document["directory"] == ""
     assert str(yard.directory) not in str(document)
     with closing(Peer(yard.broker.endpoint, None)) as near:
-        near.line.request(value_messages.store)
+        near.line.request(task_contents.store_terms)
         assert near.answer().document()["directory"] == str(yard.directory / ".taskyard" / "blobs")
 
 

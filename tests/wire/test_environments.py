@@ -4,14 +4,14 @@ import json
 
 import pytest
 
-from taskyard.errors import PeerError
-from taskyard.wire.environments import (
+from taskyard.calls.environments import (
     Environment,
     decode_environment,
     encode_environment,
     merged_variables,
     without_variables,
 )
+from taskyard.errors import PeerError
 
 OWN = {"PATH": "/w", "VIRTUAL_ENV": "/venv", "LC_ALL": "C", "PWD": "/w", "TOKEN": "worker"}
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskyard.errors import PeerError, UserError
-from taskyard.wire.payloads import (
+from taskyard.calls.payloads import (
     CALL,
     EXEC,
     Call,
@@ -23,6 +22,7 @@ from taskyard.wire.payloads import (
     encode_value,
     task_name,
 )
+from taskyard.errors import PeerError, UserError
 
 text = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
 word = text.filter(bool)

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from taskyard.calls import pickled, value_pickler
+from taskyard.calls.payloads import EXEC, Call, decode_call, decode_payload, encode_call
+from taskyard.calls.pickled import PICKLE, CallHeader, Pickled
 from taskyard.core.limits import OUTPUT_BYTES_MAX
 from taskyard.errors import PeerError, UserError
-from taskyard.wire import pickled, value_pickler
-from taskyard.wire.payloads import EXEC, Call, decode_call, decode_payload, encode_call
-from taskyard.wire.pickled import PICKLE, CallHeader, Pickled
 from taskyard.worker.jobs import OUTPUT_TAIL_BYTES
 from tests.client.executor_calls import OneWay, raise_this
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from taskyard.calls.inputs import Input, available, resolve
+from taskyard.calls.pickled import guarded, pickle_call
+from taskyard.calls.plain_pickles import PlainLoader, is_plain_call, looks_pickled
 from taskyard.errors import UserError
-from taskyard.wire.inputs import Input, available, resolve
-from taskyard.wire.pickled import guarded, pickle_call
-from taskyard.wire.plain_pickles import PlainLoader, is_plain_call, looks_pickled
 from taskyard.worker.allow_list import AllowList
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ SYSTEM = glob("os", "system")
 SQRT = glob("math", "sqrt")
 END = b")}\x87."  # no arguments
 
-RESOLVE = glob("taskyard.wire.inputs", "resolve")
+RESOLVE = glob("taskyard.calls.inputs", "resolve")
 LENGTH = (1 << 20).to_bytes(4, "little")
 EVIL = RESOLVE + text("evil") + text("text") + b"\x86R"
 
@@ -139,7 +139,7 @@ HOSTILE = {
     "a frame of many gigabytes": b"\x80\x05\x95" + (1 << 40).to_bytes(8, "little") + SQRT + END,
     "a list that is filled from a range": call(math.sqrt, slice(0, 0), range(10**12)),
     "a name that is made by a result": (
-        b"\x80\x05" + SQRT + text("os") + glob("taskyard.wire.inputs", "resolve")
+        b"\x80\x05" + SQRT + text("os") + glob("taskyard.calls.inputs", "resolve")
         # Its call returns a text, the second part of the next global.
         + text("evil") + text("text") + b"\x86R" + b"\x93)R\x85}\x87."
     ),

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from taskyard.wire.repeated_functions import RepeatedFunctions
+from taskyard.calls.main_functions import RepeatedFunctions
 
 
 class Pickling:

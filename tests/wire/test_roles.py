@@ -15,9 +15,9 @@ import pytest
 from taskyard.core.model import Submission, Terms, WorkerFacts
 from taskyard.core.output import Stream
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire.native import peer, streams
+from taskyard.wire.native import attempt_columns, peer
 from taskyard.wire.native import requests as native_requests
-from taskyard.wire.native.streams import StreamChunk
+from taskyard.wire.native.attempt_columns import StreamChunk
 from taskyard.wire.roles import (
     DWORK,
     PERMISSIONS,
@@ -91,6 +91,7 @@ def requests(location: bytes = WORKER) -> dict[str, bytes]:
         return asked(kind, location=location, batch=held)
 
     one = pb.Batch(name=[b"ready"])
+    chunks = [StreamChunk(b"held", 1, Stream.STDOUT, 0, b"x")]
     return {
         "OK": asked("OK"),
         "Lookup": asked("Lookup", name=b"ready"),
@@ -118,7 +119,7 @@ def requests(location: bytes = WORKER) -> dict[str, bytes]:
         "Complete": reported("Complete"),
         "Transfer": reported("Transfer"),
         "Progress": reported("Progress"),
-        "Append": streams.append(7, location, [StreamChunk(b"held", 1, Stream.STDOUT, 0, b"x")]),
+        "Append": attempt_columns.append(7, location, chunks),
         "Heartbeat": reported("Heartbeat"),
         "Exit": asked("Exit", location=location),
         "Drain": asked("Drain", everything=True),

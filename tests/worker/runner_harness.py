@@ -11,10 +11,10 @@ from typing import Any
 
 from msgspec import structs
 
+from taskyard.calls.payloads import CALL, EXEC, encode_call, encode_command
 from taskyard.core.blobs import Content
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
-from taskyard.wire.payloads import CALL, EXEC, encode_call, encode_command
 from taskyard.worker.jobs import Job, JobResult
 from taskyard.worker.runner import ProcessRunner
 

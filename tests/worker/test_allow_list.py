@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from taskyard.calls.pickled import guarded, pickle_call
+from taskyard.calls.plain_pickles import PlainLoader
 from taskyard.errors import UserError
-from taskyard.wire.pickled import guarded, pickle_call
-from taskyard.wire.plain_pickles import PlainLoader
 from taskyard.worker import allow_list
 from taskyard.worker.allow_list import AllowList
 from tests.wire.test_plain_pickles import END, glob

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskyard.core import heartbeats
+from taskyard.core import deadlines
 from taskyard.core.blobs import Blob
 from taskyard.core.events import Outcome, Scope
 from taskyard.core.limits import BLOB_BYTES_MIN, SECOND_NS, STREAM_END_BYTES
@@ -742,7 +742,7 @@ def test_worker_uses_the_interval_of_the_last_reply(monkeypatch: pytest.MonkeyPa
     harness.turn()
     assert heartbeats_in(harness, 20) == (20, 0)
     interval_ns = 5 * SECOND_NS
-    monkeypatch.setattr(heartbeats, "interval_ns", lambda *_: interval_ns)
+    monkeypatch.setattr(deadlines, "heartbeat_interval_ns", lambda *_: interval_ns)
     assert heartbeats_in(harness, 1) == (1, 0)
     assert heartbeats_in(harness, 20) == (4, 0)
     assert harness.scheduler.ledger.workers[b"w"].heartbeat_used_ns == interval_ns
@@ -757,7 +757,7 @@ def test_interval_with_tasks_is_at_most_a_third_of_the_lease(
     harness = WorkerHarness()
     harness.create(b"a")
     harness.turn()
-    monkeypatch.setattr(heartbeats, "interval_ns", lambda *_: 60 * SECOND_NS)
+    monkeypatch.setattr(deadlines, "heartbeat_interval_ns", lambda *_: 60 * SECOND_NS)
     assert heartbeats_in(harness, 1) == (1, 0)
     assert harness.loop.wake_at_ns() <= harness.now_ns + 5 * SECOND_NS
     assert heartbeats_in(harness, 60) == (12, 0)
@@ -767,8 +767,8 @@ def crowded_harness(monkeypatch: pytest.MonkeyPatch) -> WorkerHarness:
     """Return an idle worker among so many that its interval is as long as its lease."""
     harness = WorkerHarness()
     harness.turn()
-    monkeypatch.setattr(heartbeats, "interval_ns", lambda *_: 5 * SECOND_NS)
-    monkeypatch.setattr(heartbeats, "idle_interval_ns", lambda *_: 15 * SECOND_NS)
+    monkeypatch.setattr(deadlines, "heartbeat_interval_ns", lambda *_: 5 * SECOND_NS)
+    monkeypatch.setattr(deadlines, "idle_heartbeat_ns", lambda *_: 15 * SECOND_NS)
     assert heartbeats_in(harness, 1) == (1, 0)
     assert heartbeats_in(harness, 60) == (4, 0)
     return harness
@@ -817,7 +817,7 @@ def test_shorter_interval_shortens_the_timeout_of_an_idle_worker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     harness = crowded_harness(monkeypatch)
-    monkeypatch.setattr(heartbeats, "idle_interval_ns", lambda *_: SECOND_NS)
+    monkeypatch.setattr(deadlines, "idle_heartbeat_ns", lambda *_: SECOND_NS)
     assert heartbeats_in(harness, 20) != (0, 0)
     harness.pass_time(15 * SECOND_NS)
     assert not harness.scheduler.ledger.workers
@@ -827,14 +827,14 @@ def test_worker_with_a_fixed_interval_keeps_it(monkeypatch: pytest.MonkeyPatch) 
     harness = WorkerHarness()
     settings = WorkerSettings(b"w", (b"exec",), 2, incarnation=1, heartbeat_ns=2 * SECOND_NS)
     harness.loop = NativeWorkerLoop(settings, Channel(harness, harness), harness.runner, harness)
-    monkeypatch.setattr(heartbeats, "interval_ns", lambda *_: 5 * SECOND_NS)
+    monkeypatch.setattr(deadlines, "heartbeat_interval_ns", lambda *_: 5 * SECOND_NS)
     harness.turn()
     assert heartbeats_in(harness, 20) == (10, 0)
     assert harness.scheduler.ledger.workers[b"w"].heartbeat_ns == 2 * SECOND_NS
 
 
 def test_late_reply_makes_the_worker_ping(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeats, "interval_ns", lambda *_: 5 * SECOND_NS)
+    monkeypatch.setattr(deadlines, "heartbeat_interval_ns", lambda *_: 5 * SECOND_NS)
     harness = WorkerHarness()
     harness.turn()
     harness.is_deaf = True
@@ -843,7 +843,7 @@ def test_late_reply_makes_the_worker_ping(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_prefetch_is_adjusted_between_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeats, "interval_ns", lambda *_: 5 * SECOND_NS)
+    monkeypatch.setattr(deadlines, "heartbeat_interval_ns", lambda *_: 5 * SECOND_NS)
     harness = WorkerHarness(slots=1)
     harness.create(*[b"%d" % number for number in range(100)])
     harness.turn()

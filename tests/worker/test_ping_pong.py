@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import pytest
 import zmq
 
+from taskyard.calls.payloads import encode_command
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TaskState
 from taskyard.net.host import Poller
 from taskyard.process.child import ChildProcess
-from taskyard.wire.payloads import encode_command
 from taskyard.wire.ping_pong.peer import Settings
 from taskyard.worker.jobs import Job
 from taskyard.worker.ping_pong import PingPongGroup, PingPongWorkerLoop, PolledSockets

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import zmq
 
-from taskyard.wire.payloads import encode_command
+from taskyard.calls.payloads import encode_command
 from tests.kit.processes import Running, is_alive, until
 from tests.wire.wmp.kit import Sent, frames, read
 

@@ -18,7 +18,7 @@ from bench.processes import BrokerBench, Process, memory_bytes
 from bench.settings import Settings
 from bench.table import TableLine, table_line
 from bench.targets import CROWD_CORE_PERCENT, CROWD_WORKER_BYTES, RELAYED_CROWD_CORE_PERCENT
-from taskyard.core import heartbeats
+from taskyard.core import deadlines
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Submission, Terms
 from taskyard.errors import UserError
@@ -80,7 +80,9 @@ class Case(Struct, frozen=True):
     def settle_s(self) -> float:
         """How long it takes until all workers use their final interval."""
         lease_timeout_ns = WorkerSettings(b"", (), 1, incarnation=1).lease_timeout_ns
-        interval_of = heartbeats.interval_ns if self.is_busy else heartbeats.idle_interval_ns
+        interval_of = (
+            deadlines.heartbeat_interval_ns if self.is_busy else deadlines.idle_heartbeat_ns
+        )
         interval_ns = interval_of(self.workers, lease_timeout_ns)
         return 2 * interval_ns / SECOND_NS + SETTLE_S
 

@@ -16,7 +16,7 @@ from taskyard.core.events import Outcome
 from taskyard.core.model import WorkerFacts
 from taskyard.wire import dialect
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire.native import streams
+from taskyard.wire.native import attempt_columns
 from taskyard.wire.ping_pong import server as ping_pong_backend
 from taskyard.wire.round_robin import workers as round_robin_leases
 
@@ -72,7 +72,7 @@ def _native(_route: bytes, frames: Sequence[bytes]) -> tuple[Event, ...]:
 def _native_output(query: pb.QueryMsg) -> events.TasksProgressed | events.OutputAppended:
     batch, worker = query.batch, query.location
     if query.type == _Q.Append:
-        columns = streams.decode_chunks(batch)
+        columns = attempt_columns.decode_chunks(batch)
         return events.OutputAppended(0, worker, *columns, query.request, query.incarnation)
     headers = events.TasksProgressed(0, worker, batch.name[:], batch.attempt[:])
     headers.incarnation = query.incarnation

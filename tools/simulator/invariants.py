@@ -11,7 +11,7 @@ from itertools import pairwise
 from operator import invert
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from taskyard.core import deadlines, lane_rates
+from taskyard.core import deadlines, lane_queues
 from taskyard.core.context import TimerKind
 from taskyard.core.demand_queues import DemandQueue
 from taskyard.core.graph import AwaitedNames
@@ -513,7 +513,7 @@ def _is_open(context: Context, lane: Lane, *, begins: bool) -> bool:
     spent = bool(rules.rate_interval_ns) and rate_allowance(active_rule, context.now_ns) <= 0
     if lane.debounce_until_ns > context.now_ns or spent:
         return False
-    if lane_rates.allowance(lane, context.now_ns) <= 0:
+    if lane_queues.lane_rate_allowance(lane, context.now_ns) <= 0:
         return False
     if lane.rate is not None and lane.rate.waits:  # for a fraction of a millisecond
         return False
@@ -574,7 +574,7 @@ def _check_lane_rates(context: Context) -> None:
             for name, rate in lane_group.lane_rates.items():
                 waiting += rate.waits
                 at_ns = planned.get(id(rate), 0)
-                in_time = context.now_ns < at_ns < rate.next_ns + lane_rates.STEP_NS
+                in_time = context.now_ns < at_ns < rate.next_ns + lane_queues.RATE_STEP_NS
                 _require(in_time is rate.waits, f"timer of lane {name!r}, which waits for its rate")
     _equal(len(planned), waiting, "lanes that wait for their rates")
 

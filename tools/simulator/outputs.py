@@ -20,13 +20,12 @@ from simulator.mutations.registry import patched
 from simulator.plan import NAMED_BY_BROKER, SECOND_NS, chance
 from taskyard.broker import blob_retention, contents
 from taskyard.core import blobs as core_blobs
-from taskyard.core import task_inputs
 from taskyard.core.blobs import Blob, text_of
 from taskyard.core.limits import PART_BYTES_MAX
 from taskyard.core.output import Stream
 from taskyard.journal import blob_files, blobs
 from taskyard.postgresql import blobs as postgres_blobs
-from taskyard.wire.native import requests, value_messages
+from taskyard.wire.native import requests, task_contents
 from taskyard.worker import held_tasks, output
 
 if TYPE_CHECKING:
@@ -73,14 +72,13 @@ _STRESS_SEED_OFFSET: Final = 1 << 47
 _SMALL: Final[Sequence[tuple[Any, str, int]]] = (
     (core_blobs, "BLOB_BYTES_MIN", 4_000),
     (contents, "BLOB_BYTES_MIN", 4_000),
-    (task_inputs, "STREAM_END_BYTES", 500),
     (core_blobs, "STREAM_END_BYTES", 500),
     (held_tasks, "BLOB_BYTES_MIN", 4_000),
     (output, "BLOB_BYTES_MIN", 4_000),
     (output, "STREAM_END_BYTES", 500),
     (output, "APPEND_BYTES_MAX", 2_500),
     (output, "SPOOL_BYTES_DUE", 2_000),
-    (value_messages, "PART_BYTES_MAX", 2_500),
+    (task_contents, "PART_BYTES_MAX", 2_500),
     (requests, "PART_BYTES_MAX", 2_500),
     (blob_files, "SYNC_BYTES", 6_000),
     (blob_files, "OPEN_STREAMS_MAX", 2),

@@ -96,5 +96,6 @@ REGRESSIONS: Final[dict[int, str]] = {
     881331111: "the last round expected work for a worker that no manager had ever replied to",
     530001145: "a snapshot kept an unknown name for which only ended tasks had waited",
     612001303: "the checker missed that a power cut may leave zeros at the end of a stream",
+    712000443: "a cancelled task gave its slot to a worker that could not be reached yet",
     714000356: "a worker that parked at the instant of a restart was not listed when a lease ended",
 }

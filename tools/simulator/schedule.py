@@ -28,7 +28,7 @@ from simulator.plan import MILLISECOND_NS, SECOND_NS
 from simulator.scenario import Scenario
 from simulator.world import World
 from taskyard.broker import blob_retention
-from taskyard.core import heartbeats
+from taskyard.core import deadlines
 from taskyard.core.events import SubmitRequested, WatchRequested
 
 if TYPE_CHECKING:
@@ -79,8 +79,8 @@ def _short_intervals() -> Iterator[None]:
     unused blobs without long pauses: a database may take seconds for its part."""
     with (
         patched(blob_retention, "SCAN_PAUSES", 1),
-        patched(heartbeats, "INTERVAL_NS_MIN", SECOND_NS // 4),
-        patched(heartbeats, "RATE_MAX", 5),
+        patched(deadlines, "HEARTBEAT_NS_MIN", SECOND_NS // 4),
+        patched(deadlines, "HEARTBEAT_RATE_MAX", 5),
     ):
         yield
 

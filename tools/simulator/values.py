@@ -15,8 +15,8 @@ from simulator.outputs import name_of
 from simulator.plan import SECOND_NS
 from simulator.sockets import Socket
 from taskyard.net.channel import Channel
-from taskyard.wire.native import peer, reads, value_messages
-from taskyard.wire.value_names import Holder
+from taskyard.wire.native import peer, task_contents
+from taskyard.wire.native.task_contents import Holder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,7 +85,7 @@ class ValueChannel:
             self._put(content, received, part, on_stored, refused)
 
         self._request(
-            lambda number: value_messages.put_value(number, value, offset, data, worker), on_reply
+            lambda number: task_contents.put_blob(number, value, offset, data, worker), on_reply
         )
 
     def get(self, name: str, task: bytes, on_read: Callable[[bytes | str], None]) -> None:
@@ -112,7 +112,9 @@ class ValueChannel:
                 on_read(found + reply.part.data)
 
         value, holder = name.encode(), Holder(self._worker, task)
-        self._request(lambda number: reads.blob_part(number, task, value, offset, holder), on_reply)
+        self._request(
+            lambda number: task_contents.blob_part(number, task, value, offset, holder), on_reply
+        )
 
     @property
     def _part_bytes(self) -> int:

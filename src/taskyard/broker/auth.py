@@ -12,9 +12,8 @@ import logging
 import shlex
 from typing import TYPE_CHECKING, Final
 
-from taskyard.core.events import Command
+from taskyard.core.events import Command, StoreRequested, ValueSent
 from taskyard.core.model import shown
-from taskyard.core.values import StoreRequested, ValueSent
 from taskyard.errors import UnusableKey, UserError
 from taskyard.net import endpoints
 from taskyard.wire.roles import UNKNOWN_PEER, AuthenticatedPeer, Role

@@ -10,11 +10,10 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from taskyard.core.blobs import Blob
+from taskyard.core.blobs import PICKLE_MARK, Blob
 from taskyard.core.identity import spelling
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TASK_STATES_ENDED, TaskState
-from taskyard.core.task_inputs import PICKLE_MARK
 from taskyard.journal.blob_files import BlobFiles
 from taskyard.journal.blob_names import blobs_named, blobs_needed
 from taskyard.journal.blobs import StreamKey

@@ -11,28 +11,19 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec import Struct, structs
 
-from taskyard.core.blobs import texts_of
-from taskyard.core.effects import Refused
+from taskyard.core.blobs import blobs_in, texts_of
+from taskyard.core.effects import Refused, StoreReply, ValueReceived
 from taskyard.core.identity import split
 from taskyard.core.limits import REFUSED_TASKS_MAX, SECOND_NS
 from taskyard.core.model import Refusal, RefusedTask, shown
 from taskyard.core.output import Stream
 from taskyard.core.records import Finished, Progressed, Submitted
-from taskyard.core.task_inputs import blobs_in
-from taskyard.core.values import StoreReply, ValueReceived
 from taskyard.errors import BytesNotStored, JournalFailed, UserError
 from taskyard.journal.blob_files import TERMS_FILE, BlobFiles, StoreTerms
 from taskyard.journal.blob_names import NAMING, blobs_named, tasks_by_blob
-from taskyard.journal.blobs import (
-    BytesDiffer,
-    StreamKey,
-    is_name,
-    length_of,
-    short_name,
-    upload_of,
-)
+from taskyard.journal.blobs import BytesDiffer, StreamKey, is_name, length_of, short_name, upload_of
 from taskyard.journal.recovery import records_of
-from taskyard.wire.value_names import StoreDocument
+from taskyard.wire.native.task_contents import StoreDocument
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -45,7 +36,6 @@ if TYPE_CHECKING:
     from taskyard.journal.archive import Archive
     from taskyard.journal.blobs import BlobStore
     from taskyard.journal.store import StoreReader
-
 
 # A submission may name only what its key has sent, or what a task names. The digest of a blob alone
 # is no right to read it. So a client with a key must prove that it has the bytes: it sends them,

@@ -25,10 +25,11 @@ from taskyard.core.effects import (
     RecordPage,
     ReplyDue,
     Settled,
+    StoreReply,
     TaskDetails,
     TaskPage,
+    ValueReceived,
 )
-from taskyard.core.values import StoreReply, ValueReceived
 from taskyard.journal.blob_names import blobs_needed
 from taskyard.journal.blobs import BlobStore
 

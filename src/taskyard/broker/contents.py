@@ -19,8 +19,15 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import structs
 
-from taskyard.core import task_inputs
-from taskyard.core.blobs import Blob, blob_name, joined, text_of
+from taskyard.core.blobs import (
+    PICKLE_MARK,
+    Blob,
+    blob_name,
+    joined,
+    payload_ends,
+    result_ends,
+    text_of,
+)
 from taskyard.core.effects import (
     Assign,
     Effect,
@@ -36,13 +43,7 @@ from taskyard.core.limits import BLOB_BYTES_MIN, NUMBER_MAX, PAYLOAD_BYTES_MAX, 
 from taskyard.core.membership import holds
 from taskyard.core.model import Refusal, shown
 from taskyard.core.shape import columns_match
-from taskyard.errors import (
-    BytesDamaged,
-    BytesMissing,
-    BytesNotStored,
-    JournalFailed,
-    UserError,
-)
+from taskyard.errors import BytesDamaged, BytesMissing, BytesNotStored, JournalFailed, UserError
 from taskyard.journal.blob_files import REMOVED_HINT
 from taskyard.journal.blobs import BytesDiffer, StreamKey, short_name, upload_of
 
@@ -56,7 +57,6 @@ if TYPE_CHECKING:
     from taskyard.core.ledger import Ledger
     from taskyard.core.output import OutputChunk
     from taskyard.journal.blobs import BlobStore
-
 
 logger = logging.getLogger("taskyard.broker")
 
@@ -80,14 +80,14 @@ def take_in(blobs: BrokerBlobs, event: Event, context: Context) -> Refused | Non
     if isinstance(event, SubmitRequested):
         payloads, refused = event.submission.payloads, None
         texts = joined(payloads)
-        if task_inputs.PICKLE_MARK in texts:
+        if PICKLE_MARK in texts:
             refused = blobs.missing_in(event)
         if refused is None and len(texts) >= BLOB_BYTES_MIN <= max(map(len, payloads)):
             refused = keep_payloads(blobs, event)
         return refused
     if isinstance(event, TasksReported) and event.texts:
         texts = joined(event.texts)
-        if task_inputs.PICKLE_MARK in texts:
+        if PICKLE_MARK in texts:
             return_unstored(blobs, event, event.now_ns + context.wall_offset_ns)
         if len(texts) >= BLOB_BYTES_MIN <= max(map(len, event.texts)):
             keep_results(blobs, event, context.ledger)
@@ -107,7 +107,7 @@ def keep_payloads(blobs: BrokerBlobs, event: SubmitRequested) -> Refused | None:
         if payload is last:
             payloads.append(payloads[-1])
             continue
-        blob = Blob(_digest(payload), len(payload), task_inputs.payload_ends(payload))
+        blob = Blob(_digest(payload), len(payload), payload_ends(payload))
         try:
             if not blobs.store.touch(blob_name(blob)):
                 blobs.update_terms()
@@ -161,7 +161,7 @@ def keep_results(blobs: BrokerBlobs, event: TasksReported, ledger: Ledger) -> No
         is_held = holds(event.worker, ledger.tasks.get(name), attempts[index])
         if not is_held or outcomes[index] != Outcome.DONE:
             continue
-        blob = Blob(_digest(text), len(text), task_inputs.result_ends(text))
+        blob = Blob(_digest(text), len(text), result_ends(text))
         try:
             if not blobs.store.touch(blob_name(blob)):
                 _store(blobs, blob, text)

@@ -21,9 +21,9 @@ from taskyard.net import endpoints, sockets
 from taskyard.process.state_files import OpenListener
 from taskyard.settings.keys import ListenSection
 from taskyard.wire.dialect import DIALECTS_MAX
+from taskyard.wire.health_views import RelayedDialect
 from taskyard.wire.native.pending import PLAIN_LEASE_NS
 from taskyard.wire.native.server import NativeServer
-from taskyard.wire.seen_relays import RelayedDialect
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

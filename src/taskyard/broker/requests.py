@@ -16,7 +16,6 @@ and heartbeats of workers are never queued. Independent of sockets, dialects and
 from __future__ import annotations
 
 from collections import deque
-from heapq import heappop, heappush
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
@@ -36,7 +35,7 @@ from taskyard.core.limits import (
 )
 from taskyard.core.model import Refusal
 from taskyard.core.states import BLOCKED, DELAYED, FAILED
-from taskyard.core.timer_heap import NEVER_NS
+from taskyard.core.timer_heap import NEVER_NS, TimerHeap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -154,8 +153,8 @@ class Requests:
         #: so they wait until no request waits any more.
         self.hold_ns = 0
         self.is_holding = False
-        #: (time, client) of clients whose next request is a submission that waits, a heap.
-        self._later: list[tuple[int, bytes]] = []
+        #: Clients whose next request is a submission that waits.
+        self._later = TimerHeap()
 
     def __len__(self) -> int:
         return self._count
@@ -176,9 +175,8 @@ class Requests:
         reads."""
         if any(self._can_go(one, self.queues[one][0]) for one in (*self._fresh, *self._served)):
             return 0
-        if not self._later:
-            return NEVER_NS
-        return self._later[0][0] if self.hold_ns else 0
+        at_ns = self._later.heap[0][0]
+        return at_ns if self.hold_ns or at_ns == NEVER_NS else 0
 
     def admit(self, arrived: Sequence[Event], now_ns: int) -> tuple[list[Event], list[Effect]]:
         """Queue expensive requests, and submissions while compaction lags.
@@ -212,8 +210,8 @@ class Requests:
 
     def run(self, handle: Handle, now_ns: int) -> list[Effect]:
         """Handle waiting requests, client by client, up to the budget of a turn."""
-        while self._later and (self._later[0][0] <= now_ns or not self.hold_ns):
-            self._fresh.append(heappop(self._later)[1])
+        held_until_ns = now_ns if self.hold_ns else NEVER_NS - 1
+        self._fresh.extend(client for _, client in self._later.pop_due(held_until_ns))
         effects: list[Effect] = []
         held: list[bytes] = []
         room = self.budget.turn
@@ -222,7 +220,7 @@ class Requests:
             queue = self.queues[client]
             waiting = queue[0]
             if self.hold_ns and waiting.due_ns > now_ns:
-                heappush(self._later, (waiting.due_ns, client))
+                self._later.add(waiting.due_ns, None, client)
                 continue
             if not self._can_go(client, waiting):
                 held.append(client)

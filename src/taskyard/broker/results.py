@@ -21,7 +21,9 @@ from typing import Final
 
 from taskyard.broker.contents import read_whole
 from taskyard.broker.rows import Budget, DecodedRows
-from taskyard.core.blobs import Blob, Content, blob_name, length_of, text_of
+from taskyard.calls.payloads import CALL
+from taskyard.calls.pickled import PICKLE
+from taskyard.core.blobs import Blob, Content, blob_name, blobs_of, length_of, text_of
 from taskyard.core.effects import (
     ExplanationReply,
     Part,
@@ -40,7 +42,6 @@ from taskyard.core.output import Stream
 from taskyard.core.records import AnyRecord, Cancelled, Finished, Progressed, Submitted
 from taskyard.core.runs import Attempt
 from taskyard.core.states import TaskState
-from taskyard.core.task_inputs import blobs_of
 from taskyard.errors import BytesDamaged, BytesMissing, JournalDamaged, UserError
 from taskyard.journal.archive import END
 from taskyard.journal.blob_files import REMOVED_HINT
@@ -57,8 +58,6 @@ from taskyard.journal.recovery import (
     stream_in,
 )
 from taskyard.wire.dialect import is_native
-from taskyard.wire.payloads import CALL
-from taskyard.wire.pickled import PICKLE
 
 logger = logging.getLogger("taskyard.broker")
 
@@ -109,7 +108,7 @@ class ResultLoader:
 
     def fill_page(self, page: TaskPage, budget: Budget) -> None:
         """Add the attempts of a page. End it where the budget ends, after one task at least."""
-        indexes = page.places or ()
+        indexes = page.positions or ()
         for index, view in enumerate(page.views if indexes else ()):
             if index and view.finished_record and budget.is_spent:
                 del page.views[index:]

@@ -23,8 +23,8 @@ from taskyard.core.events import AssignmentUnsent, WorkerRegistered
 from taskyard.net.accepted import peer_address
 from taskyard.net.outbound import COUNTED_BYTES_MIN, RETRY_NS, Outbound
 from taskyard.wire.dialect import ASSIGNED, DIALECTS_MAX, chose_its_id, collecting
-from taskyard.wire.native.development import PEER_TEXT
-from taskyard.wire.seen_relays import RefusedPeer
+from taskyard.wire.health_views import RefusedPeer
+from taskyard.wire.native.raw_messages import PEER_TEXT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence, Sized
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from taskyard.net.protocols import Clock
     from taskyard.net.zmq_socket import ZmqSocket
     from taskyard.wire.dialect import Dialect, Reply
+    from taskyard.wire.health_views import SeenRelay
     from taskyard.wire.roles import AuthenticatedPeer
-    from taskyard.wire.seen_relays import SeenRelay
 
 #: Routes that are kept, of the latest connections. A peer beyond them is not noticed when it
 #: reconnects.

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from taskyard.calls import inputs
+from taskyard.calls.payloads import CALL, EXEC, encode_command
 from taskyard.campaign.task_spec import InvalidTask, TaskSpec, resources_of
 from taskyard.core.limits import AFTER_A_MESSAGE_MAX, PAYLOAD_BYTES_MAX
 from taskyard.core.model import Submission, Terms
 from taskyard.core.resources import Resources
 from taskyard.errors import UserError
-from taskyard.wire import inputs
-from taskyard.wire.payloads import CALL, EXEC, encode_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -1,7 +1,7 @@
 """Bundles (fan-outs): one payload for many recipients, a task for each.
 
 Owns a bundle's payload, its tasks, their names and their lanes. The format of the payload is in
-`wire.payloads`.
+`calls.payloads`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import structs
 
+from taskyard.calls import payloads
+from taskyard.calls.payloads import encode_value
 from taskyard.campaign.task_spec import (
     BundleRef,
     InvalidTask,
@@ -21,8 +23,6 @@ from taskyard.campaign.task_spec import (
 from taskyard.campaign.values import InvalidValue, read_name, read_recipients
 from taskyard.core.limits import NAME_BYTES_MAX, TASKS_PER_MESSAGE_MAX
 from taskyard.errors import UserError
-from taskyard.wire import payloads
-from taskyard.wire.payloads import encode_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
+from taskyard.calls import inputs, payloads
 from taskyard.campaign import lanes
 from taskyard.campaign.values import (
     InvalidValue,
@@ -44,7 +45,6 @@ from taskyard.campaign.values import (
 from taskyard.core.limits import NUMBER_MAX, SECOND_NS
 from taskyard.core.resources import CPUS, GPUS, MEMORY, UNIT, Resources
 from taskyard.errors import UserError
-from taskyard.wire import inputs, payloads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from taskyard.calls.payloads import EXIT_STATUS_MAX
 from taskyard.core.limits import AFTER_MAX, NUMBER_MAX, PRIORITY_MAX, SECOND_NS
 from taskyard.settings.values import (
     LISTS,
@@ -34,7 +35,6 @@ from taskyard.settings.values import (
     read_text,
     shown,
 )
-from taskyard.wire.payloads import EXIT_STATUS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,7 +15,6 @@ from pathlib import Path
 import msgspec
 
 from taskyard.cli import broker, entry, worker  # noqa: F401  # so that the children need not
-from taskyard.process import call_setup  # noqa: F401  # as above
 from taskyard.process.cluster import LocalCluster
 from taskyard.process.supervisor import WorkerSpec
 from taskyard.worker import call_child  # noqa: F401  # as above

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from taskyard.client.internal import InternalClient
     from taskyard.core.blobs import Result
     from taskyard.core.events import Scope
-    from taskyard.wire.native.reads import Part
+    from taskyard.wire.native.task_contents import Part
 
 #: The timeout of the first reply. With the start of the process it makes about 5 s.
 FIRST_ANSWER_SECONDS: Final = 4.5
@@ -315,7 +315,7 @@ def stream_parts(
 
     Raises `BytesTruncated` or `BytesDamaged` at its end if bytes are missing or damaged.
     """
-    from taskyard.wire.native.reads import StreamPages  # noqa: PLC0415  # not for `--help`
+    from taskyard.wire.native.task_contents import StreamPages  # noqa: PLC0415  # not for `--help`
 
     pages = StreamPages(name)
     while True:

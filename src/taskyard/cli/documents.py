@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from msgspec import UNSET, UnsetType
 
 from taskyard.campaign.graph import Duplicate, UnknownDependency
-from taskyard.wire.views import Document, Service
+from taskyard.wire.documents import Document
+from taskyard.wire.views import Service
 
 if TYPE_CHECKING:
     # The broker builds these views, and commands print them as they arrived, with fields that a

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from click.core import ParameterSource
 
+from taskyard.calls import current_task
 from taskyard.cli.connection import broker_location, connect_client, connect_to, removed_if_unused
 from taskyard.cli.daemon_options import given_resource_options, jobs_of_workers, local_machine
 from taskyard.cli.format import format_count
@@ -37,7 +38,6 @@ from taskyard.core.resources import (
 from taskyard.core.states import TaskState
 from taskyard.errors import ClientClosed, Interrupted, NoBroker, UserError
 from taskyard.net import endpoints
-from taskyard.process import current_task
 from taskyard.process.fork import can_fork
 from taskyard.process.machine import usable_cores
 from taskyard.process.state_files import (
@@ -88,7 +88,7 @@ def make_worker_spec(
 ) -> WorkerSpec:
     """Return the workers of a service from the values of `service_options`."""
     if values["allow_pickle"]:
-        from taskyard.wire.pickled import PICKLE  # noqa: PLC0415  # few need it
+        from taskyard.calls.pickled import PICKLE  # noqa: PLC0415  # few need it
 
         services = (PICKLE.decode(), *services)
     return WorkerSpec(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from msgspec import structs
 
+from taskyard.calls.payloads import encode_value
 from taskyard.campaign.batches import encode_batch, encode_text
 from taskyard.campaign.line_names import LineNames
 from taskyard.campaign.task_spec import check_task, service_of
@@ -35,7 +36,6 @@ from taskyard.core.identity import spelling
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TaskState
 from taskyard.errors import ExitCode, UnknownName, UserError
-from taskyard.wire.payloads import encode_value
 from taskyard.wire.views import resources
 
 if TYPE_CHECKING:

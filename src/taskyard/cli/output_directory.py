@@ -13,8 +13,7 @@ import click
 
 from taskyard.cli.connection import stream_parts
 from taskyard.cli.format import full_name
-from taskyard.core.output import Stream
-from taskyard.core.output_paths import directory_of, file_name
+from taskyard.core.output import Stream, directory_of, file_name
 from taskyard.errors import BytesDamaged, BytesMissing, BytesTruncated, UnusableFile
 
 if TYPE_CHECKING:

@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
+from taskyard.calls import scripts
+from taskyard.calls.payloads import encode_call, encode_command
 from taskyard.campaign import lanes
 from taskyard.campaign.values import InvalidValue, shown
-from taskyard.core import scripts
 from taskyard.errors import UserError
-from taskyard.wire.payloads import encode_call, encode_command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from taskyard.calls.scripts import Script
     from taskyard.cli.input_rows import InputRow
-    from taskyard.core.scripts import Script
 
 #: Doubled braces stand for literal single ones. A column name may contain spaces.
 _PLACEHOLDER: Final = re.compile(

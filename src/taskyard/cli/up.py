@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from taskyard import errors
+from taskyard.calls.pickled import PICKLE
 from taskyard.cli import daemon_options
 from taskyard.cli.commands import Command
 from taskyard.cli.connection import connect_to, removed_if_unused
@@ -41,7 +42,6 @@ from taskyard.process.supervisor import (
 from taskyard.settings.keys import PROCESSES_MAX
 from taskyard.settings.kinds import NO_PAGE
 from taskyard.web.address import Role, bind, find_page, published, split_address
-from taskyard.wire.pickled import PICKLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Final
 import click
 from msgspec import Struct, structs
 
+from taskyard.calls import current_task
+from taskyard.calls.pickled import PICKLE
 from taskyard.cli import daemon_options
 from taskyard.cli.commands import Command
 from taskyard.cli.options import DURATION, DURATION_OR_AUTO, CliContext, gathered, setting_option
@@ -18,11 +20,9 @@ from taskyard.client import discovery
 from taskyard.core.limits import HEARTBEATS_PER_LEASE_MIN, NAME_BYTES_MAX, NUMBER_MAX
 from taskyard.errors import UserError
 from taskyard.net import endpoints
-from taskyard.process import current_task
 from taskyard.process.machine import usable_cores
 from taskyard.settings.keys import SLOTS_MAX, variable_of
 from taskyard.settings.loader import Source
-from taskyard.wire.pickled import PICKLE
 from taskyard.worker.agents.rules import AgentSettings
 from taskyard.worker.agents.runner import read_command, read_variables
 from taskyard.worker.call_process import CallOptions

@@ -15,6 +15,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, overload
 
+from taskyard.calls import current_task
 from taskyard.client import discovery, functions, requests
 from taskyard.client import futures as task_futures
 from taskyard.client import progress as drawing
@@ -39,7 +40,6 @@ from taskyard.client.submit import Submitter, bundle_spec, create_bundle, positi
 from taskyard.client.waits import ReplyTimeouts
 from taskyard.core.events import Scope, UnknownPolicy
 from taskyard.net.endpoints import has_addresses
-from taskyard.process import current_task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

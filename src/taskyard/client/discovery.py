@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
+from taskyard.calls.environments import Environment, encode_environment, is_passed
 from taskyard.core.limits import ENVIRONMENT_BYTES_MAX
 from taskyard.core.model import counted
 from taskyard.errors import NoBroker, SeveralBrokers, UnusableKey, UserError
@@ -21,7 +22,6 @@ from taskyard.net import endpoints
 from taskyard.net.endpoints import is_local
 from taskyard.settings.files import InvalidSettings
 from taskyard.settings.loader import load
-from taskyard.wire.environments import Environment, encode_environment, is_passed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -31,9 +31,9 @@ from typing import (
 
 from msgspec import Struct
 
+from taskyard.calls import current_task
 from taskyard.core.model import Refusal
 from taskyard.errors import Refused, TaskProblem, TimedOut
-from taskyard.process import current_task
 from taskyard.wire.native import peer
 from taskyard.wire.native.peer import Reply
 

@@ -28,6 +28,9 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, SupportsIndex, TypeVar
 
 from msgspec import structs
 
+from taskyard.calls import current_task, inputs, payloads, pickled, setup
+from taskyard.calls.pickled import PICKLE
+from taskyard.calls.setup import InitializerFailed
 from taskyard.campaign.batches import encode_text
 from taskyard.client.functions import (
     CallEncoder,
@@ -51,14 +54,10 @@ from taskyard.errors import (
     TaskyardError,
     UserError,
 )
-from taskyard.process import call_setup, current_task
-from taskyard.process.call_setup import InitializerFailed
-from taskyard.process.call_values import CallValues
 from taskyard.process.cluster import ClusterProcess
 from taskyard.process.supervisor import WorkerSpec
+from taskyard.process.value_access import CallValues
 from taskyard.settings.keys import SLOTS_MAX
-from taskyard.wire import inputs, payloads, pickled
-from taskyard.wire.pickled import PICKLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -68,7 +67,6 @@ if TYPE_CHECKING:
 
     from taskyard.client.functions import EncodedCall, OutcomeDecoder
     from taskyard.process.value_access import ValueAccess
-
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -212,7 +210,7 @@ class ExecutorCore:
             self.calls.use_setup(call=call, globals_key=globals_key)
         elif call:
             file = self._supervisor.state / SETUP_FILE
-            call_setup.write_setup(file, call)
+            setup.write_setup(file, call)
             self.calls.use_setup(file=str(file), globals_key=globals_key)
 
     @property

@@ -30,6 +30,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from msgspec import Struct, structs
 
+from taskyard.calls import payloads, pickled, plain_pickles
+from taskyard.calls.main_functions import RepeatedFunctions, shared_globals
+from taskyard.calls.pickled import CallHeader
 from taskyard.core.limits import BLOB_BYTES_MIN
 from taskyard.errors import (
     BytesDamaged,
@@ -40,15 +43,11 @@ from taskyard.errors import (
     TaskyardError,
     UserError,
 )
-from taskyard.wire import payloads, pickled, plain_pickles
-from taskyard.wire.main_globals import shared_globals
-from taskyard.wire.pickled import CallHeader
-from taskyard.wire.repeated_functions import RepeatedFunctions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from taskyard.process.call_values import CallValues, Restore
+    from taskyard.process.value_access import CallValues, Restore
 
 
 class EncodedCall(Struct, frozen=True):
@@ -245,7 +244,7 @@ class CallEncoder:
         #: Fields of the header: a token that precedes exceptions in the output, and what a process
         #: does before its first call.
         self._fields: dict[str, Any] = {"token": token}
-        #: See `main_globals`.
+        #: See `main_functions`.
         self._globals_key = ""
         self._repeated = RepeatedFunctions()
         self._sys_path: list[str] | None = None

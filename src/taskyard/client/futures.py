@@ -31,6 +31,7 @@ from typing import (
     runtime_checkable,
 )
 
+from taskyard.calls import inputs, payloads, pickled
 from taskyard.client import progress as drawing
 from taskyard.client import requests, results
 from taskyard.client.exchanges import (
@@ -49,7 +50,6 @@ from taskyard.client.waits import request_why, timeout_error, wait_or_explain
 from taskyard.core.identity import spelling
 from taskyard.core.model import shown
 from taskyard.errors import TaskyardError, UserError
-from taskyard.wire import inputs, payloads, pickled
 
 if TYPE_CHECKING:
     import asyncio

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from taskyard.client.exchanges import Page
     from taskyard.core.model import Terms
-    from taskyard.process.call_values import Restore
+    from taskyard.process.value_access import Restore
     from taskyard.wire.native.peer import LaneCursor
 
 

@@ -24,7 +24,7 @@ from taskyard.core.model import Refusal, TermsChanges, shown
 from taskyard.core.states import TaskState
 from taskyard.errors import Refused, TimedOut, UnknownName, UserError
 from taskyard.wire.native import peer
-from taskyard.wire.native.control_messages import encode_failover
+from taskyard.wire.native.peer import encode_failover
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

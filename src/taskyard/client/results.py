@@ -14,15 +14,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from msgspec import Struct
 
+from taskyard.calls import payloads, plain_pickles
+from taskyard.calls.payloads import CALL
+from taskyard.calls.pickled import PICKLE
+from taskyard.calls.plain_pickles import NotPlain, PlainLoader, looks_pickled
 from taskyard.campaign.batches import encode_text
 from taskyard.client.exchanges import Query, Sleep, checked_reply, refused_error
-from taskyard.client.requests import (
-    TaskResult,
-    check_names,
-    portions,
-    show,
-    unknown_task_error,
-)
+from taskyard.client.requests import TaskResult, check_names, portions, show, unknown_task_error
 from taskyard.core.blobs import Result, length_of
 from taskyard.core.identity import spelling
 from taskyard.core.limits import PART_BYTES_MAX, SECOND_NS
@@ -30,19 +28,14 @@ from taskyard.core.model import shown
 from taskyard.core.output import Stream
 from taskyard.core.states import TaskState
 from taskyard.errors import BytesMissing, BytesTruncated, TaskBlocked, TaskFailed, UserError
-from taskyard.wire import payloads, plain_pickles
-from taskyard.wire.native import peer, reads
-from taskyard.wire.payloads import CALL
-from taskyard.wire.pickled import PICKLE
-from taskyard.wire.plain_pickles import NotPlain, PlainLoader, looks_pickled
+from taskyard.wire.native import peer, task_contents
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from taskyard.client.exchanges import Exchange, Steps
     from taskyard.core.events import Scope
-    from taskyard.wire.native.reads import Part
-
+    from taskyard.wire.native.task_contents import Part
 
 logger = logging.getLogger("taskyard.client")
 
@@ -217,7 +210,9 @@ def kept_result(name: str) -> Exchange[Result]:
 
     Raises `TaskFailed` if there is none.
     """
-    reply = yield from checked_reply(Query(partial(reads.results, names=[encode_text(name)])))
+    reply = yield from checked_reply(
+        Query(partial(task_contents.results, names=[encode_text(name)]))
+    )
     if not reply.names:
         raise (yield from unknown_task_error(name))
     (ended,), (kept,) = reply.states, reply.results
@@ -240,7 +235,7 @@ def results(names: Sequence[str]) -> Exchange[dict[str, TaskResult]]:
         left = some
         while left:
             encoded = [encode_text(name) for name in left]
-            reply = yield from checked_reply(Query(partial(reads.results, names=encoded)))
+            reply = yield from checked_reply(Query(partial(task_contents.results, names=encoded)))
             for name, state, kept in zip(reply.names, reply.states, reply.results, strict=True):
                 text = yield from _whole_text(shown(name), kept)
                 bytes_total = length_of(kept.content) if kept.is_truncated else 0
@@ -296,7 +291,7 @@ def output(
             offset, attempt = offset + len(page.data), page.attempt
             count = None if count is None else count - len(page.data)
         return b"".join(parts)
-    pages = reads.StreamPages(name)
+    pages = task_contents.StreamPages(name)
     while True:
         page = yield from output_page(name, pages.offset, stream, attempt=attempt)
         parts.append(page.data)
@@ -318,7 +313,7 @@ def output_page(
     Raises `BytesMissing` if the output was removed.
     """
     build = partial(
-        reads.part,
+        task_contents.part,
         name=encode_text(name),
         stream=_stream(stream),
         offset=offset,

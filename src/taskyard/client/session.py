@@ -28,8 +28,7 @@ from taskyard.net import sockets
 from taskyard.net.channel import Channel
 from taskyard.net.host import Poller, Waker
 from taskyard.net.protocols import SystemClock
-from taskyard.process.call_values import CallValues
-from taskyard.process.value_access import ValueAccess
+from taskyard.process.value_access import CallValues, ValueAccess
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias
 
 from msgspec import Struct
 
+from taskyard.calls import current_task, inputs, payloads
+from taskyard.calls.pickled import PICKLE
 from taskyard.campaign import lanes
 from taskyard.campaign.batches import bundle_submission, encode_batch, encode_text
 from taskyard.campaign.bundles import assign_lanes, expand_row
@@ -22,13 +24,7 @@ from taskyard.campaign.task_spec import check_task, key_error_text, service_of
 from taskyard.campaign.values import InvalidValue
 from taskyard.client import functions, requests
 from taskyard.client.exchanges import RunnerT
-from taskyard.client.functions import (
-    CallEncoder,
-    ContentKeys,
-    EncodedCall,
-    Marks,
-    campaign_of,
-)
+from taskyard.client.functions import CallEncoder, ContentKeys, EncodedCall, Marks, campaign_of
 from taskyard.client.futures import Future, SentByClient
 from taskyard.client.requests import TaskRef
 from taskyard.client.task_buffer import PendingTask
@@ -36,9 +32,6 @@ from taskyard.core.events import UnknownPolicy
 from taskyard.core.identity import spelling, split
 from taskyard.core.model import Terms
 from taskyard.errors import UserError
-from taskyard.process import current_task
-from taskyard.wire import inputs, payloads
-from taskyard.wire.pickled import PICKLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

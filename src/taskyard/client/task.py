@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeVar, cast,
 
 from msgspec import Struct
 
+from taskyard.calls import current_task
 from taskyard.client.client import Client
 from taskyard.client.functions import CALL_OPTIONS, CONTENT
 from taskyard.core.identity import spelling
 from taskyard.errors import UserError
-from taskyard.process import current_task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec import Struct
 
+from taskyard.calls.pickled import is_pickled
 from taskyard.campaign.lanes import LaneTemplates
 from taskyard.campaign.values import InvalidValue
 from taskyard.client.results import SettableFuture, settle_future
@@ -27,21 +28,18 @@ from taskyard.core.identity import spelling
 from taskyard.core.model import Refusal, Submission, shown
 from taskyard.core.states import TaskState
 from taskyard.errors import BytesMissing, Refused, UnknownName
-from taskyard.wire.native import peer, reads
-from taskyard.wire.pickled import is_pickled
+from taskyard.wire.native import peer, task_contents
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from taskyard.client.results import SettableFuture
     from taskyard.client.watches import Watches
     from taskyard.core.events import UnknownPolicy
     from taskyard.core.model import Terms
     from taskyard.net.channel import Channel
     from taskyard.net.protocols import Clock
-    from taskyard.process.call_values import Restore
+    from taskyard.process.value_access import Restore
     from taskyard.wire.native.peer import Reply
-
 
 #: Columns of tasks. They make no call for each task.
 _NAME: Final = attrgetter("name")
@@ -153,7 +151,7 @@ class ExistingTasks:
         return [task.future for task in waiting]
 
     def _request_states(self, tasks: _Tasks) -> None:
-        number = self.channel.request(partial(reads.results, names=[*tasks]))
+        number = self.channel.request(partial(task_contents.results, names=[*tasks]))
         self.open[number] = tasks, self._on_states
 
     def _on_states(self, tasks: _Tasks, reply: Reply) -> None:

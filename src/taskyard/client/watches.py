@@ -21,14 +21,13 @@ from taskyard.core.model import shown
 from taskyard.core.output import Stream
 from taskyard.core.states import TaskState
 from taskyard.errors import BytesDamaged, BytesMissing, BytesTruncated
-from taskyard.wire.native import peer, reads
+from taskyard.wire.native import peer, task_contents
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from taskyard.net.channel import Channel
     from taskyard.wire.native.peer import Reply
-
 
 #: Results and outputs fetched at once.
 FETCHES_MAX: Final = 8
@@ -42,7 +41,7 @@ class Fetch(Struct):
     future: Any
     #: Of a failed call: the reason of its failure. The output fits one message, of 64 KiB at most.
     failure: Result | None
-    pages: reads.StreamPages
+    pages: task_contents.StreamPages
     parts: list[bytes] = field(default_factory=list)
 
 
@@ -64,7 +63,9 @@ class Fetches:
         failure: Result | None = None,
     ) -> None:
         """Fetch the result of a task, or the output of a failed task. Settle its future then."""
-        self._waiting.append(Fetch(name, state, future, failure, reads.StreamPages(shown(name))))
+        self._waiting.append(
+            Fetch(name, state, future, failure, task_contents.StreamPages(shown(name)))
+        )
         self._next()
 
     def on_reply(self, reply: Reply) -> None:
@@ -108,7 +109,7 @@ class Fetches:
     def _request(self, fetch: Fetch) -> None:
         stream = None if fetch.failure is None else Stream.STDOUT
         offset = fetch.pages.offset
-        build = partial(reads.part, name=fetch.name, stream=stream, offset=offset)
+        build = partial(task_contents.part, name=fetch.name, stream=stream, offset=offset)
         self.open[self.channel.request(build)] = fetch
 
 

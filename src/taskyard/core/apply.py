@@ -1,7 +1,7 @@
 """Apply records to the ledger, with one function for each record.
 
 Nothing else changes durable state. Recovery applies the journal, so a recovered ledger equals the
-live one by construction. `apply` never decides and never refuses. Its result depends on no rule,
+live one by construction. `apply` never decides and never refuses. The result depends on no rule,
 policy or clock, and it does not assume that a lease takes the head of a queue, so a journal written
 under another policy means the same.
 """
@@ -54,7 +54,7 @@ RETURN_TEXTS: Final = {
 
 
 def apply(ledger: Ledger, record: AnyRecord, tasks: Tasks | None = None) -> None:
-    """Apply a record to the ledger. `tasks` are those that it names, if the caller has them."""
+    """Apply a record to the ledger. `tasks` are the tasks that it names, if the caller has them."""
     ledger.record += 1
     function = _APPLY_TO_TASKS.get(type(record))
     if function is None:
@@ -217,10 +217,10 @@ def _schedule_times(
     if not any(times):
         return
     together: dict[int, list[bytes]] = {}
-    places = submission.terms_at or [0] * len(submission.names)
-    for name, place in zip(submission.names, places, strict=True):
-        if times[place]:
-            together.setdefault(times[place], []).append(name)
+    positions = submission.terms_at or [0] * len(submission.names)
+    for name, position in zip(submission.names, positions, strict=True):
+        if times[position]:
+            together.setdefault(times[position], []).append(name)
     for when_ns, names in together.items():
         push(when_ns, names)
 

@@ -1,31 +1,33 @@
 """Decides which worker gets which ready tasks: requests, parking, leases and wakes.
 
-`selection` chooses the tasks for one worker, and `only_lane` does in the usual case. This file
-emits the leases, sends the assignments and lists the parked workers. `membership` decides on
-workers that join or leave.
+`selection` chooses the tasks for one worker. This file emits the leases, sends the assignments and
+lists the parked workers. It fails waiting tasks that have expired, because they must not start.
+`membership` decides on workers that join or leave.
 """
 
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
-from taskyard.core import expiry, holds, lane_rates, reservations, subscriptions, worker_names
+from taskyard.core import holds, lane_queues, subscriptions, worker_names
 from taskyard.core.blobs import Blob
 from taskyard.core.context import TimerKind
 from taskyard.core.effects import Assign, LongAssign, NoWork, Shutdown, Wake
-from taskyard.core.limits import PARKED_STALE_MAX, WAKE_NS_MAX
+from taskyard.core.limits import PARKED_STALE_MAX, TIMER_TASKS_MAX, WAKE_NS_MAX
 from taskyard.core.model import QueueOrder
-from taskyard.core.only_lane import has_nothing, next_of_only_lane
-from taskyard.core.records import Leased
-from taskyard.core.selection import Selection
-from taskyard.core.states import DRAINING, PARKED, WOKEN, WorkerCause
+from taskyard.core.records import Leased, TaskExpired
+from taskyard.core.selection import Selection, has_nothing, next_of_only_lane
+from taskyard.core.states import BLOCKED, DELAYED, DRAINING, PARKED, READY, WOKEN, WorkerCause
 
 if TYPE_CHECKING:
     from taskyard.core import events
     from taskyard.core.context import Context
     from taskyard.core.entities import Lease, Service, Task, Worker
     from taskyard.core.ledger import Ledger
+
+#: Tasks in these states can expire.
+_WAITING: Final = (BLOCKED, DELAYED, READY)
 
 #: Everything that decides which tasks an idle worker could get.
 WorkerKind: TypeAlias = tuple[object, ...]
@@ -43,7 +45,7 @@ def tasks_requested(context: Context, event: events.TasksRequested) -> None:
         _wait_behind(context, worker, event)
         return
     if context.ledger.due_heap.expiry:
-        expiry.expire_tasks(context)
+        expire_tasks(context)
     if worker.open_request or worker.requests_behind:
         close_request(context, worker)
     worker.open_request = event.request
@@ -78,7 +80,7 @@ def _wait_for_tasks(context: Context, worker: Worker, event: events.TasksRequest
 
 def _wait_behind(context: Context, worker: Worker, event: events.TasksRequested) -> None:
     """Let a request wait behind that of another peer with the worker's name, which is parked: so
-    there is no task for it. One that does not wait gets `NoWork`."""
+    there is no task for it. A request that does not wait gets `NoWork`."""
     settled = subscriptions.no_work_left(context.ledger, worker)
     if event.parks and not settled:
         worker.requests_behind[event.request] = event.count
@@ -215,7 +217,7 @@ def _choose(context: Context, worker: Worker, count: int) -> list[Task]:
     selection = Selection(context.ledger, worker, count, context.now_ns)
     tasks = selection.select()
     if selection.unfit:
-        reservations.reserve(context.ledger, selection.unfit.values(), context.now_ns)
+        holds.reserve(context.ledger, selection.unfit.values(), context.now_ns)
     return tasks
 
 
@@ -262,7 +264,7 @@ def _spend_rates(context: Context, lease: Lease) -> None:
         for lane, count in lease.counts:
             holds.spend_rate(lane.lane_group.active_rule, count, context.now_ns)
     if rule_table.has_lane_rates:
-        forgotten = lane_rates.spend(lease.counts, context.now_ns)
+        forgotten = lane_queues.spend_lane_rates(lease.counts, context.now_ns)
         if forgotten:
             context.warn(f"too many lanes with used-up rates: {forgotten} without tasks forgotten")
 
@@ -327,7 +329,7 @@ def assign_parked(context: Context) -> None:
             _serve_parked(context, service)
         dirty.pop(name, None)  # it was marked again by its own leases
         if ledger.reservations:
-            reservations.review_reservations(ledger, context.now_ns)
+            holds.review_reservations(ledger, context.now_ns)
 
 
 def _serve_parked(context: Context, service: Service) -> None:
@@ -422,7 +424,7 @@ def _count_woken(context: Context, service: Service) -> int:
 
 
 def cancel_wake(ledger: Ledger, worker: Worker) -> None:
-    """Allow another worker to be woken in place of this one, if it was woken."""
+    """Allow another worker to be woken in place of this worker, if it was woken."""
     if worker.state is WOKEN:
         ledger.dirty[worker.woken_for] = ledger.service(worker.woken_for)
 
@@ -431,3 +433,28 @@ def shut_down_if_drained(context: Context, worker: Worker) -> None:
     if worker.state is DRAINING and not worker.leases:
         context.send(Shutdown(worker.name, worker.open_request))
         worker.open_request = 0
+
+
+# Expired tasks. They must not start, so they fail before every lease, and after every event.
+
+
+def expire_tasks(context: Context) -> None:
+    """Fail all waiting tasks that have expired."""
+    known = context.ledger.tasks
+    while names := context.ledger.due_heap.pop_expired(context.at_ns, TIMER_TASKS_MAX):
+        found = [known[name] for name in dict.fromkeys(names) if name in known]
+        tasks = [task for task in found if _is_expired(task, context.at_ns)]
+        if tasks:
+            context.emit(TaskExpired(context.at_ns, [task.name for task in tasks]), tasks)
+            subscriptions.notify_settled(context, tasks)
+
+
+def _is_expired(task: Task, at_ns: int) -> bool:
+    """Return whether a waiting task has expired. A leased task may finish."""
+    terms = task.terms
+    if task.state not in _WAITING:
+        return False
+    if terms.expires_hard_ns and terms.expires_hard_ns <= at_ns:
+        return True
+    tried = task.attempt > task.losses_excused
+    return tried and bool(terms.expires_ns) and terms.expires_ns <= at_ns

@@ -1,12 +1,17 @@
-"""Contents of results and streams: bytes in the record itself, or a reference to a blob.
+"""Contents of payloads, results and streams: bytes in the record, or a reference to a blob.
 
-Owns the type of the reference and how a blob is named. Knows no files: a blob may be anywhere.
+Owns the type of the reference, how a blob is named, and which blobs and results of other tasks a
+payload names in its first line. That line of a command or a call may name tasks in `results`, as in
+`after`. That of a pickled call or result may name blobs. Nothing else of a payload is looked at.
+Knows no files: a blob may be anywhere.
 """
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
+import msgspec
 from msgspec import Struct
 
 from taskyard.core.limits import BLOB_BYTES_MIN, STREAM_END_BYTES
@@ -24,7 +29,7 @@ NAME: Final = r"[0-9a-f]{64}-[1-9][0-9]{0,15}"
 class Blob(Struct, array_like=True, frozen=True, gc=False):
     """Stands for bytes that are not in the record."""
 
-    #: Their SHA-256. b"": only `ends` are kept, the rest is lost or was refused.
+    #: Their SHA-256. b"": only `ends` are kept, all else is lost or was refused.
     digest: bytes
     #: The length of the whole.
     length: int
@@ -110,7 +115,7 @@ def inlined(content: Content) -> Content:
 
 
 def kept_of(stream: Content) -> Content:
-    """Return what a record keeps of a stream: all of a short one, the ends of a long one."""
+    """Return what a record keeps of a stream: all of a short stream, the ends of a long stream."""
     stream = inlined(stream)
     text = text_of(stream)
     if len(text) < BLOB_BYTES_MIN:
@@ -124,3 +129,72 @@ def truncated_result_reason(result: Blob) -> bytes:
     """Return the reason for refusing a truncated result."""
     kept = len(result.ends)
     return b"result truncated: only the last %d of %d bytes are kept" % (kept, result.length)
+
+
+class _FirstLine(Struct):
+    results: list[str] = []
+
+
+class _Needs(Struct, omit_defaults=True):
+    """All that this module reads of a payload."""
+
+    pickle: int | None = None
+    call: str | None = None
+    values: list[str] = []
+    results: list[str] = []
+
+
+#: Payloads and results of pickled calls begin so.
+PICKLE_MARK: Final = b'{"pickle":'
+
+_BLOB: Final = re.compile(f'"({NAME})"'.encode())
+
+#: Payloads of commands and calls begin so. Users' own payloads may have any keys.
+_STARTS: Final = (b'{"argv":', b'{"call":', PICKLE_MARK)
+
+_first_lines = msgspec.json.Decoder(_FirstLine)
+_encode = msgspec.json.Encoder().encode
+
+
+def results_needed(payload: bytes) -> list[str]:
+    """Return the names of tasks whose results a payload needs."""
+    if b'"results":[' not in payload or not payload.startswith(_STARTS):
+        return []
+    try:
+        return _first_lines.decode(payload.partition(b"\n")[0]).results
+    except (msgspec.MsgspecError, RecursionError, ValueError):  # bytes of another kind
+        return []
+
+
+def blobs_in(text: bytes) -> list[str]:
+    """Return the blobs that the first line of a payload or result names, each once."""
+    if not text.startswith(PICKLE_MARK):
+        return []
+    found = _BLOB.findall(text, 0, text.find(b"\n") + 1 or len(text))
+    return [name.decode() for name in dict.fromkeys(found)]
+
+
+def blobs_of(content: Content) -> Sequence[str]:
+    """Return the blobs that a content names: its own, and the blobs of a pickled call."""
+    if isinstance(content, Blob):
+        own = (blob_name(content),) if content.digest else ()
+        return (*own, *blobs_in(content.ends))
+    return blobs_in(content)
+
+
+def payload_ends(payload: bytes) -> bytes:
+    """Return the part of a payload that a record needs: a first line with what it names."""
+    values, results = blobs_in(payload), results_needed(payload)
+    if not values and not results:
+        return b""
+    if payload.startswith(PICKLE_MARK):
+        return _encode(_Needs(pickle=1, values=values, results=results)) + b"\n"
+    return _encode(_Needs(call="", results=results)) + b"\n"
+
+
+def result_ends(result: bytes) -> bytes:
+    """Return head and tail of a result. The head has all blobs that a pickled result names."""
+    head = STREAM_END_BYTES
+    if result.startswith(PICKLE_MARK):
+        head = max(head, result.find(b"\n") + 1)
+    return result[:head] + result[-STREAM_END_BYTES:]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from taskyard.core import assignment, faults, graph, identity, membership, submission, subscriptions
+from taskyard.core import assignment, graph, identity, membership, submission, subscriptions
 from taskyard.core.effects import Accepted, CommandAck, Refused, RefusedTasks, Stop
 from taskyard.core.limits import (
     LAG_REFUSE_ALL_PERCENT,
@@ -57,11 +57,11 @@ def submit_requested(context: Context, event: events.SubmitRequested) -> None:
         event = submission.keyed(context.ledger, event)
         if event.after_campaigns:
             event = submission.expand_campaigns(context.ledger, event)
-        decide = faults.decide_partial if event.partial else submission.decide
+        decide = submission.decide_partial if event.partial else submission.decide
         taken = decide(context.ledger, event, context.now_ns + context.wall_offset_ns)
     except SubmissionRefused as refusing:
         is_whole = isinstance(refusing, BatchRefused)
-        tasks = [] if is_whole else faults.refused_tasks(context.ledger, asked)
+        tasks = [] if is_whole else submission.refused_tasks(context.ledger, asked)
         _refuse(context, asked, Refused(event.client, event.request, *refusing.fault, tasks))
         return
     if event.check_only:
@@ -114,7 +114,7 @@ def cancel_requested(context: Context, event: events.CancelRequested) -> None:
         )
         for stop in stops:
             context.send(stop)
-            membership.on_slot_free(context, context.ledger.workers[stop.worker])
+            membership.on_slot_taken_back(context, context.ledger.workers[stop.worker])
         subscriptions.notify_settled(context, tasks)
     context.send(CommandAck(event.client, event.request, len(tasks)))
 

@@ -1,8 +1,8 @@
 """The working state of the deciders: the ledger, both clocks, and all that is volatile.
 
 A decider reads the ledger, emits records and sends effects, all through a `Context`. Only `apply`
-changes durable state. The rest of the context is rebuilt after a restart. It imports no decider,
-so the deciders can import it.
+changes durable state. Everything else in the context is rebuilt after a restart. It imports no
+decider, so the deciders can import it.
 """
 
 from __future__ import annotations
@@ -64,15 +64,15 @@ class Context:
         #: Tasks of partial submissions refused since the start, and the latest of them.
         self.refused = 0
         self.refused_last: RefusedTasks | None = None
-        #: Timers of workers by name, of lanes, and that of the stuck check. One may be early, never
-        #: late.
+        #: Timers of workers by name, of lanes, and that of the stuck check. A timer may be early,
+        #: never late.
         self.timers = TimerHeap()
         #: The workers with a timer of kind `WAKE`.
         self.woken: dict[bytes, None] = {}
         #: A search for watched tasks behind a failure is scheduled.
         self.is_stuck_checked = False
-        #: When this process recovered, and the last record of the process before it.
-        self.resumed_ns = self.resumed_record = 0
+        #: The last record of the process before this process.
+        self.resumed_record = 0
         #: Subscriptions (client, request) by task, and by campaign.
         self.watchers: dict[bytes, list[tuple[bytes, int]]] = {}
         self.campaign_watchers: dict[bytes, list[tuple[bytes, int]]] = {}
@@ -80,7 +80,7 @@ class Context:
         self.watched: dict[tuple[bytes, int], dict[bytes, None]] = {}
         #: Counts assignments. Orders workers by when they were last used.
         self.use_count = 0
-        #: Counts down from -1. Orders workers that register ahead of all others.
+        #: Counts down from -1. Orders workers that register ahead of all other workers.
         self.top_count = -1
         #: What was decided since the start.
         self.counters = Counters()

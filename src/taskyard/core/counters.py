@@ -29,13 +29,14 @@ TASK_BOUNDS_NS: Final = (
     *(one * SECOND_NS for one in (1, 3, 10, 30, 60, 180, 600, 1800, 3600, 10_800, 36_000, 86_400)),
 )
 
-#: Upper bounds of the times of turns and commits: from a fast disk to a stalled one.
+#: Upper bounds of the times of turns and commits: from a fast disk to a stalled disk.
 TURN_BOUNDS_NS: Final = (
     *(one * _MS_NS // 20 for one in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)),
     *(one * SECOND_NS // 2 for one in (1, 2, 5, 10, 20)),
 )
 
-#: Services that are counted by name, so that a status stays short. Others are counted together.
+#: Services that are counted by name, so that a status stays short. All other services are counted
+#: together.
 SERVICES_COUNTED_MAX: Final = 200
 OTHER_SERVICES: Final = b"(other)"
 
@@ -50,7 +51,7 @@ class Histogram(Struct, gc=False):
     """Durations, counted in fixed buckets. A bucket includes its upper bound."""
 
     bounds_ns: tuple[int, ...]
-    #: One for each bound, and one for all that is longer.
+    #: A count for each bound, and a count for all that is longer.
     counts: list[int]
     sum_ns: int = 0
     longest_ns: int = 0
@@ -58,7 +59,7 @@ class Histogram(Struct, gc=False):
     pending_ns: list[int] = field(default_factory=list)
 
     def add(self, value_ns: int, times: int = 1) -> None:
-        """Add a duration. One before 0, after a clock was set back, counts as 0."""
+        """Add a duration. A negative duration, after a clock was set back, counts as 0."""
         if times == 1:
             self.pending_ns.append(value_ns)
             if len(self.pending_ns) >= _PENDING_MAX:
@@ -75,9 +76,9 @@ class Histogram(Struct, gc=False):
             return
         found, before = sorted(self.pending_ns), 0
         self.pending_ns.clear()
-        for place, bound_ns in enumerate(self.bounds_ns):
+        for position, bound_ns in enumerate(self.bounds_ns):
             through = bisect_right(found, bound_ns, before)
-            self.counts[place] += through - before
+            self.counts[position] += through - before
             before = through
         self.counts[-1] += len(found) - before
         self.sum_ns += sum(found[bisect_left(found, 0) :])
@@ -91,10 +92,10 @@ class Histogram(Struct, gc=False):
     def quantile_ns(self, share: float) -> int:
         """Return the duration that this share does not exceed, interpolated within its bucket."""
         rank, before = share * sum(self.counts), 0
-        for place, count in enumerate(self.counts):
+        for position, count in enumerate(self.counts):
             if count and before + count >= rank:
-                low_ns = self.bounds_ns[place - 1] if place else 0
-                high_ns = (*self.bounds_ns, self.longest_ns)[place]
+                low_ns = self.bounds_ns[position - 1] if position else 0
+                high_ns = (*self.bounds_ns, self.longest_ns)[position]
                 part = (rank - before) / count
                 return min(int(low_ns + (high_ns - low_ns) * part), self.longest_ns)
             before += count
@@ -143,7 +144,7 @@ class Counters(Struct):
         return Counters(*numbers, self.stale_results, services)
 
     def service(self, name: bytes) -> ServiceCounters:
-        """Return the counters of a service, or of all others if there are too many."""
+        """Return the counters of a service, or of all other services if there are too many."""
         found = self.services.get(name)
         if found is None:
             if len(self.services) >= SERVICES_COUNTED_MAX:
@@ -154,15 +155,15 @@ class Counters(Struct):
     def add_lease(self, at_ns: int, tasks: list[Task]) -> None:
         """Count how long tasks have waited that were just leased together.
 
-        Leaves out those that were ready before the broker started: since when is not known.
+        Leaves out tasks that were ready before the broker started: since when is not known.
         """
-        lease, place = tasks[0].lease_or_ending, 0
+        lease, position = tasks[0].lease_or_ending, 0
         if type(lease) is not Lease:
             return
         for lane, count in lease.counts:
             name = lane.service.name
             wait = (self.services.get(name) or self.service(name)).wait
-            first, last = tasks[place], tasks[place + count - 1]
+            first, last = tasks[position], tasks[position + count - 1]
             extras, terms = first.extras, first.terms
             ready_ns = extras.ready_ns or terms.submitted_ns
             # A lane is in order of arrival: between tasks of one submission there is no other.
@@ -170,11 +171,11 @@ class Counters(Struct):
                 if ready_ns >= self.started_ns:
                     wait.add(at_ns - ready_ns, count)
             else:
-                for task in tasks[place : place + count]:
+                for task in tasks[position : position + count]:
                     ready_ns = task.extras.ready_ns or task.terms.submitted_ns
                     if ready_ns >= self.started_ns:
                         wait.add(at_ns - ready_ns)
-            place += count
+            position += count
 
 
 _FINISHED, _FAILED, _POSTPONED, _RETURNED, _EXPIRED, _CANCELLED = range(len(OUTCOMES))

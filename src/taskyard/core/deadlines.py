@@ -1,15 +1,24 @@
-"""Uncertain assignments: they, or a report on them, may be lost. One rule for all dialects.
+"""Times of workers: the deadlines of uncertain assignments, and the heartbeats that are requested.
 
 An assignment is uncertain from the first new connection of its worker after it was granted, from a
 restart of the broker, or if its reply could not be sent. A worker that lists the task or reports on
 it makes the assignment certain again. If not, it ends without a charge: at a deadline that
 heartbeats do not extend, or with its worker before that. So do kept slots whose end may be lost.
-Owns the marks and their times. `membership` ends the leases.
+All dialects have this one rule. `membership` ends the leases.
+
+Few workers send heartbeats often, so that a stop reaches a running task soon. Many send them as
+seldom as their leases allow, so that heartbeats take a small part of the broker's time. A worker
+uses the interval of its last reply. Until it has confirmed a change, the longer interval counts
+(`Worker.heartbeat_ns`). A worker without tasks has no lease to renew. Among thousands it may send
+heartbeats less often than its lease timeout allows, and is lost after missing three. With its
+first task it returns to a third of its timeout by itself, and its lease begins at the assignment.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from taskyard.core.limits import HEARTBEATS_PER_LEASE_MIN, SECOND_NS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -104,3 +113,48 @@ def next_ns(worker: Worker) -> int:
     if lease_ns:
         times += [since_ns + lease_ns for since_ns, _ in worker.slots_uncertain]
     return min((time_ns for time_ns in times if time_ns), default=0)
+
+
+# Intervals of heartbeats.
+
+#: The interval of few workers.
+HEARTBEAT_NS_MIN: Final = SECOND_NS
+
+#: The longest interval, for long leases and workers without a timeout.
+HEARTBEAT_NS_MAX: Final = 60 * SECOND_NS
+
+#: Heartbeats of all workers. More workers than this send them less often than every second. At
+#: 50 µs each they take a fortieth of a core.
+HEARTBEAT_RATE_MAX: Final = 500
+
+#: How much longer than with tasks the interval of a worker without tasks may be. A lost worker
+#: without tasks may be assigned some for so much longer.
+IDLE_FACTOR: Final = 3
+
+#: Intervals are multiples of this, so that a worker more or less rarely changes them.
+HEARTBEAT_STEP_NS: Final = SECOND_NS // 10
+
+
+def heartbeat_interval_ns(workers: int, lease_timeout_ns: int) -> int:
+    """Return the interval for a worker with this timeout, 0 for none, among so many workers."""
+    spread_ns = max(HEARTBEAT_NS_MIN, _spread_ns(workers))
+    return min(spread_ns, heartbeat_longest_ns(lease_timeout_ns))
+
+
+def idle_heartbeat_ns(workers: int, lease_timeout_ns: int) -> int:
+    """Return the interval for a worker without tasks, like `heartbeat_interval_ns`."""
+    shortest_ns = heartbeat_interval_ns(workers, lease_timeout_ns)
+    longest_ns = heartbeat_longest_ns(lease_timeout_ns, is_idle=True)
+    return max(shortest_ns, min(_spread_ns(workers), longest_ns))
+
+
+def _spread_ns(workers: int) -> int:
+    """Return the interval at which so many workers send `HEARTBEAT_RATE_MAX` a second."""
+    steps = -(-workers * SECOND_NS // (HEARTBEAT_RATE_MAX * HEARTBEAT_STEP_NS))
+    return min(steps * HEARTBEAT_STEP_NS, HEARTBEAT_NS_MAX)
+
+
+def heartbeat_longest_ns(lease_timeout_ns: int, *, is_idle: bool = False) -> int:
+    """Return the longest interval that a timeout allows, with tasks or without. 0 is no timeout."""
+    interval_ns = lease_timeout_ns // HEARTBEATS_PER_LEASE_MIN or HEARTBEAT_NS_MAX
+    return min(IDLE_FACTOR * interval_ns, HEARTBEAT_NS_MAX) if is_idle else interval_ns

@@ -1,9 +1,9 @@
 """Queues of tasks with different demands: slots and named resources.
 
 A `DemandQueue` is a `Queue` with an index by demand. It finds the next tasks that fit into a room
-without a pass over those that do not. The entries of the queue are the truth. The index has their
+without a pass over tasks that do not. The entries of the queue are the truth. The index has their
 positions, is brought up to date when it is read, and may refer to stale entries. `selection`
-converts a queue when its first tasks do not fit. All others stay plain and pay nothing.
+converts a queue when its first tasks do not fit. All other queues stay plain and pay nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from taskyard.core.entities import Lane
     from taskyard.core.resources import Resources, Room
 
-#: Slots and resources of a task, or lower bounds on those of several tasks.
+#: Slots and resources of a task, or lower bounds for several tasks.
 Demand: TypeAlias = "tuple[int, Resources]"
 
 #: Replaces the entry of a task that was taken from the middle.
@@ -39,7 +39,7 @@ _LEVEL_BITS: Final = (None, 3, 1, 0)
 
 
 class Bucket:
-    """Positions of the entries with one demand, or with similar ones."""
+    """Positions of the entries with one demand, or with similar demands."""
 
     __slots__ = ("cursor", "front", "items", "resources", "slots")
 
@@ -47,7 +47,7 @@ class Bucket:
         #: Lower bounds on the demands of its tasks.
         self.slots = slots
         self.resources = resources
-        #: Positions in `front` of the queue, ascending. The last one goes first.
+        #: Positions in `front` of the queue, ascending. The last position goes first.
         self.front = array("q")
         #: Positions in `items` of the queue, ascending, starting at `cursor`.
         self.items = array("q")
@@ -75,7 +75,7 @@ class Bucket:
         self.cursor = cursor
 
     def prepend(self, positions: list[int]) -> None:
-        """Add positions in `items` before all others."""
+        """Add positions in `items` before all other positions."""
         start = max(0, self.cursor - len(positions))
         self.items[start : self.cursor] = array("q", positions)
         self.cursor = start
@@ -175,7 +175,7 @@ class DemandQueue(Queue[Task]):
     # Updates of the index.
 
     def _update(self) -> None:
-        """Index the entries that were added, and drop the positions of those that were taken."""
+        """Index the entries that were added, and drop the positions of taken entries."""
         for key, bucket in list(self.buckets.items()):
             bucket.drop_front(self.front_end)
             bucket.drop_items(self.base + self.cursor)
@@ -260,7 +260,7 @@ class DemandQueue(Queue[Task]):
         self.front_end = min(self.front_end, len(self.front))
 
     def _remove_scattered(self, tasks: list[Task]) -> None:
-        """Remove tasks from anywhere. Those that are first in their bucket are found there."""
+        """Remove tasks from anywhere. Tasks that are first in their bucket are found there."""
         others = [task for task in tasks if not self._replace_entry(task)]
         self.mark_stale(len(tasks) - len(others))
         if others:

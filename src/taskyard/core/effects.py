@@ -61,7 +61,7 @@ class Explanation(Struct, frozen=True):
 
     reason: Reason
     sentence: str
-    #: Its predecessors, if it waits for tasks. The cause, if it was cancelled with a task.
+    #: The predecessors, if it waits for tasks. The cause, if it was cancelled with a task.
     after: tuple[bytes, ...] = ()
 
 
@@ -114,7 +114,7 @@ class Settled(Effect):
     request: int
     names: list[bytes]
     states: list[TaskState]
-    #: Results of DONE tasks, reasons of FAILED ones. None: a result that is only in the journal.
+    #: Results of DONE tasks, reasons of FAILED tasks. None: a result that is only in the journal.
     #: The broker inserts it before this is sent.
     texts: list[Content | None]
     #: The record of the result, for each None among the texts.
@@ -130,7 +130,7 @@ class Settled(Effect):
 class TaskView(Struct, gc=False):
     """A task as users see it. All times are of the wall clock, 0 where there is none."""
 
-    #: Its key.
+    #: The key of the task.
     name: bytes
     state: TaskState
     campaign: bytes
@@ -153,11 +153,11 @@ class TaskView(Struct, gc=False):
     #: How many predecessors are not done, and how many dependents it has.
     waits: int = 0
     dependents: int = 0
-    #: Its latest failure.
+    #: The reason of the latest failure.
     reason: bytes = b""
     #: BLOCKED and looked up by name: some of its predecessors.
     after: list[bytes] = field(default_factory=list)
-    #: Looked up by name: the latest attempts. Listed with measurements: the last one.
+    #: Looked up by name: the latest attempts. Listed with measurements: the last attempt.
     attempts: list[Attempt] = field(default_factory=list)
     #: DONE, and its attempts are wanted: the record of its last attempt, which the broker adds.
     finished_record: int = 0
@@ -173,7 +173,7 @@ class TaskView(Struct, gc=False):
 
 
 class TaskDetails(Effect):
-    """To a client: the tasks that it looked up, without unknown ones."""
+    """To a client: the tasks that it looked up, without unknown tasks."""
 
     client: bytes
     request: int
@@ -190,7 +190,7 @@ class TaskPage(Effect):
     cursor: int
     #: For each task the cursor behind it, if the page has the latest attempts. The broker reads
     #: some of them from the journal, and ends the page early if that takes too long.
-    places: list[int] | None = None
+    positions: list[int] | None = None
 
 
 class RefusedTasks(Struct, gc=False):
@@ -245,7 +245,7 @@ class ExplanationReply(Effect):
 
     client: bytes
     request: int
-    #: Its key, or the requested name of an unknown task.
+    #: The key, or the requested name of an unknown task.
     name: bytes
     explanation: Explanation
     #: The record that ended the task, from which the broker adds the cause or the worker's note.
@@ -266,7 +266,7 @@ class LaneView(Struct, gc=False):
     rule: bytes
     #: Workers that may serve lanes of that rule at once. 0: no limit.
     rule_limit: int
-    #: Its unfinished tasks, and how many of them are in which state. The others have failed.
+    #: Unfinished tasks, and how many of them are in which state. The remaining tasks have failed.
     tasks: int
     ready: int
     blocked: int
@@ -278,7 +278,7 @@ class LaneView(Struct, gc=False):
     limit: int
     #: Average time between two of its leased tasks. 0: no limit.
     rate_interval_ns: int
-    #: Its share among waiting lanes of its service, relative to 1.
+    #: The share among waiting lanes of its service, relative to 1.
     weight: int
     #: Submission time of the oldest task and most attempts of one, among leased, delayed and next
     #: tasks.
@@ -308,8 +308,8 @@ class RuleList(Effect):
     request: int
     #: Changes when the rules change.
     version: int
-    #: Rules that may match a lane of these services. The first match applies. The last one has the
-    #: name b"" and matches all others.
+    #: Rules that may match a lane of these services. The first match applies. The last rule has the
+    #: name b"" and matches everything.
     rules: tuple[Rule, ...]
 
 
@@ -318,30 +318,19 @@ class WorkerView(Struct, gc=False):
 
     name: bytes
     state: WorkerState
-    services: tuple[bytes, ...]
-    slots_total: int
+    facts: WorkerFacts
     slots_used: int
     #: How many tasks it holds.
     held: int
     last_seen_ns_ago: int
-    dialect: bytes
-    incarnation: int
-    lease_timeout_ns: int
     #: Why it can't start its agents. b"": it can, or did not report.
     trouble: bytes = b""
-    #: The machine and process that it runs in. b"" and 0: unknown.
-    host: bytes = b""
-    pid: int = 0
     #: Lines of its agents that are neither report nor comment.
     malformed: int = 0
     #: Tasks whose calls wait for other tasks. They use no slots.
     waiting: int = 0
-    #: Its named resources, in total and those that no task has.
-    resources_total: Resources = ()
+    #: The named resources that no task has.
     resources_free: Resources = ()
-    #: It submits its tasks to another broker, and to which. b"": unknown.
-    forwards: bool = False
-    forwards_to: bytes = b""
 
 
 class WorkerList(Effect):
@@ -405,7 +394,7 @@ class Part(Effect):
     name: bytes
     #: The task exists.
     found: bool
-    #: None: the result, or the blob.
+    #: The stream. It is None for the result, or the blob.
     stream: Stream | None = None
     blob: bytes = b""
     #: The task that a worker holds, which must need the blob. b"": a client.
@@ -541,3 +530,29 @@ class ReportAck(Effect):
     worker: bytes
     request: int
     missing: list[bytes]
+
+
+class StoreReply(Effect):
+    """To a client: how values are kept. The broker inserts it."""
+
+    client: bytes
+    request: int
+    #: To a client with a key: a directory is named only if it is meant for other machines.
+    is_keyed: bool = False
+    document: bytes = b""
+
+
+class ValueReceived(Effect):
+    """To a client: how much of a value is there. The broker writes the data first."""
+
+    client: bytes
+    request: int
+    value: bytes
+    offset: int
+    data: bytes = b""
+    #: It belongs to a running task, which the quota does not stop.
+    of_worker: bool = False
+    #: The name of the sender's key. b"": it has none.
+    by: bytes = b""
+    #: Bytes that are there. If that is all of them, they are synced.
+    received: int = 0

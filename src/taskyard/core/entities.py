@@ -46,21 +46,21 @@ SLOTS_UNLIMITED: Final = 1 << 60
 
 
 class Task(Struct, gc=False, eq=False):
-    """One unit of work."""
+    """A unit of work."""
 
-    #: Its key: its full name (`identity`).
+    #: The key: its full name (`identity`).
     name: bytes
     #: Bytes for the worker. Of an ended task only their `digest`, to recognize them.
     payload: Content
     terms: Terms
-    #: Where it queues. Its service is that of the lane.
+    #: Where it queues. The service is that of the lane.
     lane: Lane
     state: TaskState = READY
     #: How many of its predecessors are not done.
     waits: int = 0
     #: The tasks that wait for it: None, one task, or a list. Most tasks have none or one.
     dependents: Task | list[Task] | None = None
-    #: LEASED: its lease. DONE and CANCELLED: the record of that. One field, which costs less.
+    #: LEASED: its lease. DONE and CANCELLED: the record of that. A single field costs less.
     lease_or_ending: Lease | Ending | None = None
     #: Number of the latest attempt, counted when it is leased. The fencing token.
     attempt: int = 0
@@ -126,7 +126,7 @@ class Lease(Struct, gc=False, eq=False):
     lease_ns: int
     #: How many of its tasks are still leased.
     tasks_left: int
-    #: All its tasks. Emptied when the last one is settled.
+    #: All its tasks. Emptied when the last task is settled.
     tasks: list[Task]
     #: Their names and attempts, to compare with a report on the whole lease.
     names: list[bytes]
@@ -143,7 +143,7 @@ class Lease(Struct, gc=False, eq=False):
     progress: dict[bytes, TaskProgress] | None = None
 
     def note_progress(self, name: bytes, percent: int, text: bytes) -> None:
-        """Keep the progress of a task. An unknown percentage or no text keeps the former one."""
+        """Keep the progress of a task. An unknown percentage or no text keeps the former value."""
         if self.progress is None:
             self.progress = {}
         kept = self.progress.setdefault(name, TaskProgress())
@@ -162,7 +162,7 @@ class Worker(Struct, eq=False):
 
     name: bytes
     facts: WorkerFacts
-    #: Its leases by number, oldest first.
+    #: The leases by number, oldest first.
     leases: dict[int, Lease] = field(default_factory=dict)
     #: Slots of the tasks it holds.
     slots_used: int = 0
@@ -175,11 +175,12 @@ class Worker(Struct, eq=False):
     state: WorkerState = BUSY
     #: How many tasks it waits for while parked.
     tasks_wanted: int = 0
-    #: Its open request for tasks, 0 for none. Behind it those of peers that share its name: counts.
+    #: The open request for tasks, 0 for none. Behind it requests of peers that share its name:
+    #: counts.
     open_request: int = 0
     requests_behind: dict[int, int] = field(default_factory=dict)
     last_seen_ns: int = 0
-    #: Tasks that it takes beyond its slots, so that the next one starts without a delay.
+    #: Tasks that it takes beyond its slots, so that the next task starts without a delay.
     prefetch: int = 0
     #: When its heartbeats are checked next. 0: no check is scheduled.
     timeout_check_ns: int = 0
@@ -242,7 +243,7 @@ class Worker(Struct, eq=False):
 
     @property
     def resources_free(self) -> dict[bytes, int]:
-        """Named resources for more tasks. Prefetched ones count, cores of waiting calls don't."""
+        """Named resources for more tasks. Prefetched tasks count, cores of waiting calls don't."""
         used = self.resources_used
         free = {name: total - used.get(name, 0) for name, total in self.facts.resources}
         for task in self.waiting_tasks() if CPUS in free else ():
@@ -294,7 +295,7 @@ class Worker(Struct, eq=False):
 
 
 class Reservation(Struct, eq=False):
-    """A worker kept free for one task. It gets no other that could delay this one. Volatile."""
+    """A worker kept free for one task. It gets no other task that could delay that. Volatile."""
 
     worker: Worker
     task: Task
@@ -309,12 +310,12 @@ class Lane(Struct, gc=False, eq=False):
     service: Service
     #: The lanes of its service that have the same rule.
     lane_group: LaneGroup
-    #: Its tasks of priority 0. Most lanes have no others.
+    #: The tasks of priority 0. Most lanes have no other priority.
     main_queue: Queue[Task] = field(default_factory=lambda: Queue(0))
-    #: Its queues of other priorities, in any order.
+    #: The queues of other priorities, in any order.
     other_queues: list[Queue[Task]] | None = None
     extras: LaneExtras | None = None
-    #: Its unfinished tasks, in any state. A lane without tasks is deleted.
+    #: Unfinished tasks, in any state. A lane without tasks is deleted.
     tasks: int = 0
     ready: int = 0
     leased: int = 0
@@ -325,7 +326,7 @@ class Lane(Struct, gc=False, eq=False):
     paused: bool = False
     #: It is in its group's rotation.
     in_rotation: bool = False
-    #: Its rate, if some of it is used up (`lane_rates`). Volatile.
+    #: The rate, if some of it is used up (`lane_queues`). Volatile.
     rate: LaneRate | None = None
     #: It left the rotation because no more of its tasks may be leased at once. Volatile.
     is_full: bool = False
@@ -350,12 +351,12 @@ class Lane(Struct, gc=False, eq=False):
 
     @property
     def suspect_groups(self) -> dict[int, OrderedDict[int, Task]]:
-        """Its suspects by isolation, each group by id, in order."""
+        """The suspects by isolation, each group by id, in order."""
         return _NO_SUSPECTS if self.extras is None else self.extras.suspects or _NO_SUSPECTS
 
     @property
     def released(self) -> int:
-        """Tasks released from a held lane, including leased ones."""
+        """Tasks released from a held lane, including leased tasks."""
         return 0 if self.extras is None else self.extras.released
 
     @property
@@ -385,7 +386,7 @@ class Lane(Struct, gc=False, eq=False):
 
     @property
     def queues(self) -> list[Queue[Task]]:
-        """Its queues, highest priority first."""
+        """The queues, highest priority first."""
         queues = [self.main_queue, *(self.other_queues or ())]
         return sorted(queues, key=attrgetter("priority"), reverse=True)
 
@@ -439,7 +440,7 @@ class LaneExtras(Struct, eq=False):
     next_run: dict[int, Task] = field(default_factory=dict)
     #: How many more tasks this run has, at most.
     run_left: int = 0
-    #: Tasks released from a held lane, including leased ones.
+    #: Tasks released from a held lane, including leased tasks.
     released: int = 0
     #: When its debounce time ends. 0: it does not debounce. Volatile.
     debounce_until_ns: int = 0
@@ -462,13 +463,13 @@ class LaneGroup(Struct, eq=False):
     matches: Matcher | None = None
     #: Lanes that may have tasks to lease, the next first. Volatile.
     rotation: deque[Lane] = field(default_factory=deque)
-    #: Its next turn, in the service's virtual time. Volatile.
+    #: The next turn, in the service's virtual time. Volatile.
     turn: int = 0
     #: How many lanes are full and have ready tasks: they compete, but are not in the rotation.
     lanes_full: int = 0
-    #: The rates of its lanes by name, also of deleted ones (`lane_rates`). Volatile.
+    #: The rates of its lanes by name, also of deleted lanes (`lane_queues`). Volatile.
     lane_rates: dict[bytes, LaneRate] = field(default_factory=dict)
-    #: Number of rates at which those that are over are dropped.
+    #: Number of rates at which rates that are over are dropped.
     lane_rates_sweep_at: int = 0
 
     def add_to_rotation(self, lane: Lane) -> None:
@@ -514,7 +515,7 @@ class Service(Struct, eq=False):
     """A kind of work. Any worker of a service can serve any of its lanes."""
 
     name: bytes
-    #: One group for each rule that its lanes may have, in the order of the rules.
+    #: A group for each rule that its lanes may have, in the order of the rules.
     lane_groups: list[LaneGroup] = field(default_factory=list)
     lanes: dict[bytes, Lane] = field(default_factory=dict)
     paused: bool = False
@@ -570,7 +571,7 @@ class Service(Struct, eq=False):
             lane.in_rotation = lane.is_full = False
             lane.rate = None
         for lane in in_rotation:
-            if self.lanes.get(lane.name) is lane:  # others were deleted meanwhile
+            if self.lanes.get(lane.name) is lane:  # a lane may have been deleted meanwhile
                 lane.lane_group.add_to_rotation(lane)
         for lane in self.lanes.values():
             if lane.ready:

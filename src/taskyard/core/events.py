@@ -33,7 +33,7 @@ class UnknownPolicy(Enum):
 class DuplicatePolicy(Enum):
     """How to treat a submission of a known name."""
 
-    IGNORE = "harmless"  #: an identical submission changes nothing, a different one is refused
+    IGNORE = "harmless"  #: an identical submission changes nothing, any other is refused
     EXTEND = "extend"  #: add predecessors to an unfinished task, restart an ended one
 
 
@@ -44,7 +44,7 @@ class Outcome(IntEnum):
     FAILED = 1  #: retry by the schedule
     FAILED_FINAL = 2
     RETRY_AT = 3  #: retry at the given time
-    DEFER_ALL = 4  #: retry this task and the rest of its lane by the schedule
+    DEFER_ALL = 4  #: retry this task and all tasks of its lane by the schedule
     DEFER_BACK = 5  #: return it to the end of its lane
     REFUSED = 6  #: the worker could not take it
     CRASHED = (
@@ -78,7 +78,7 @@ class SubmitRequested(Event):
     watch: bool = False
     #: Every task also waits for all unfinished tasks of these campaigns.
     after_campaigns: tuple[bytes, ...] = ()
-    #: Merge tasks of one name, accept the valid ones and refuse the others. False: all or none.
+    #: Merge tasks of one name, accept the valid tasks and refuse the invalid. False: all or none.
     partial: bool = False
     #: The client sends it again after `RETRY_LATER`.
     retries: bool = False
@@ -98,7 +98,7 @@ class WorkerRegistered(Event):
     facts: WorkerFacts = field(default_factory=WorkerFacts)
     #: Tasks that it takes beyond its slots.
     prefetch: int = 0
-    #: Its supervisor saw all processes of that name end, from this incarnation up to its own. 0: it
+    #: The supervisor saw all processes of that name end, from this incarnation up to its own. 0: it
     #: has no supervisor that reports this.
     replaces: int = 0
 
@@ -112,7 +112,7 @@ class TasksRequested(Event):
     request: int = 0
     #: Which process of that name it is. None: its dialect has no incarnations.
     incarnation: int | None = None
-    #: It is from one of several peers that may use the worker's name. Requests of others go on
+    #: It is from one of several peers that may use the worker's name. Requests of other peers go on
     #: waiting. It gets `NoWork` at once if all is settled, or if the worker drains.
     is_shared: bool = False
 
@@ -122,11 +122,11 @@ class TasksReported(Event):
 
     worker: bytes
     names: list[bytes]
-    #: The attempt of each report. None: the one that the worker holds.
+    #: The attempt of each report. None: the attempt that the worker holds.
     attempts: list[int] | None = None
-    #: None: all are DONE.
+    #: The outcome of each report. It is None if all are DONE.
     outcomes: list[Outcome] | None = None
-    #: Results of DONE tasks, reasons of the others, which are bytes. None: all empty.
+    #: Results of DONE tasks, reasons of other tasks, which are bytes. None: all empty.
     texts: list[Content] | None = None
     #: For RETRY_AT, by the wall clock.
     retry_at_ns: list[int] | None = None
@@ -160,9 +160,9 @@ class TasksProgressed(Event):
 
     worker: bytes
     names: list[bytes]
-    #: The attempt of each task. None: the one that the worker holds.
+    #: The attempt of each task. None: the attempt that the worker holds.
     attempts: list[int] | None = None
-    #: None: no progress is given.
+    #: The progress of each task. It is None if none is given.
     percents: list[int] | None = None
     #: The end of each task's output. None: no output.
     texts: list[Content] | None = None
@@ -224,7 +224,7 @@ class WorkerHeartbeat(Event):
 
 
 class WorkerExited(Event):
-    """A worker exited normally. Its tasks are requeued without a charge."""
+    """A worker exited normally. The tasks are requeued without a charge."""
 
     worker: bytes
     request: int = 0
@@ -233,12 +233,12 @@ class WorkerExited(Event):
 
 
 class WorkerLost(Event):
-    """A dialect noticed that a worker is gone without `WorkerExited`. Its tasks are requeued."""
+    """A dialect noticed that a worker is gone without `WorkerExited`. The tasks are requeued."""
 
     worker: bytes
     #: For the history.
     reason: bytes = b"silent"
-    #: Its tasks are charged with the loss. False: it never got them, or they were cancelled.
+    #: The tasks are charged with the loss. False: it never got them, or they were cancelled.
     charged: bool = True
 
 
@@ -251,7 +251,8 @@ class WorkerUnreachable(Event):
 
 
 class WorkerReconnected(Event):
-    """A message of a worker came by a new connection. Messages on the former one may be lost."""
+    """A message of a worker came by a new connection. Messages on the former connection may be
+    lost."""
 
     worker: bytes
     #: The process that sent it. None: any.
@@ -284,7 +285,7 @@ class DrainRequested(Event):
 
 
 class Scope(Struct, frozen=True):
-    """Selects tasks: those that match every given field."""
+    """Selects the tasks that match every given field."""
 
     names: tuple[bytes, ...] | None = None
     campaign: bytes | None = None
@@ -308,7 +309,7 @@ class CancelRequested(Event):
 
 
 class RetryRequested(Event):
-    """Retry FAILED tasks, make DELAYED ones due, and release ready tasks of held lanes once."""
+    """Retry FAILED tasks, make DELAYED tasks due, and release ready tasks of held lanes once."""
 
     client: bytes
     scope: Scope
@@ -324,7 +325,7 @@ class MoveRequested(Event):
 
     client: bytes
     scope: Scope
-    #: None: each task keeps its service, or the name of its lane.
+    #: The target. With None each task keeps its service, or the name of its lane.
     service: bytes | None = None
     lane: bytes | None = None
     request: int = 0
@@ -394,7 +395,7 @@ class WatchEnded(Event):
 
 
 class ClientDisconnected(Event):
-    """A client is gone. Its subscriptions end."""
+    """A client is gone. The subscriptions end."""
 
     client: bytes
 
@@ -455,7 +456,7 @@ class LanesRequested(Event):
 
     client: bytes
     request: int = 0
-    #: None: all services.
+    #: The service. None stands for all.
     service: bytes | None = None
     #: A glob pattern for the lane's name. None: all lanes.
     lane: bytes | None = None
@@ -504,7 +505,7 @@ class PartRequested(Event):
     client: bytes
     name: bytes
     request: int = 0
-    #: None: the result, or the blob.
+    #: The stream. It is None for the result, or the blob.
     stream: Stream | None = None
     #: Of the stream. None: the latest attempt.
     attempt: int | None = None
@@ -520,7 +521,7 @@ class PartRequested(Event):
 class FollowOptions(Struct, frozen=True):
     """Options of a client that follows the records."""
 
-    #: The last record that it received. None: start with the next one.
+    #: The last record that it received. None: start with the next record.
     cursor: int | None = None
     #: Records in one reply, at most.
     count: int = 1000
@@ -578,3 +579,26 @@ Command: TypeAlias = (
     | PauseRequested
     | ResumeRequested
 )
+
+
+class StoreRequested(Event):
+    """Return how values are kept."""
+
+    client: bytes
+    request: int = 0
+    #: The name of the client's key. b"": it has none.
+    by: bytes = b""
+
+
+class ValueSent(Event):
+    """Write a part of a value behind the parts before. Without data: return how much is there."""
+
+    client: bytes
+    value: bytes
+    offset: int
+    data: bytes
+    request: int = 0
+    #: The worker that sends a result of its task. b"": a client.
+    worker: bytes = b""
+    #: The name of the sender's key. b"": it has none.
+    by: bytes = b""

@@ -5,13 +5,12 @@ from __future__ import annotations
 from itertools import chain, islice, takewhile
 from typing import TYPE_CHECKING, Final, cast
 
-from taskyard.core import graph, holds, lane_rates, reservations, resources
+from taskyard.core import graph, holds, lane_queues, resources
 from taskyard.core.apply import RETURN_TEXTS
-from taskyard.core.durations import duration_text, rough_duration_ns
 from taskyard.core.effects import Explanation, Reason
 from taskyard.core.holds import HoldReason
 from taskyard.core.limits import EXCLUSIVE, SECOND_NS
-from taskyard.core.model import counted, isolation_room, shown
+from taskyard.core.model import counted, duration_text, isolation_room, rough_duration_ns, shown
 from taskyard.core.states import FAILED, TaskState
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from taskyard.core.model import WorkerFacts
     from taskyard.core.runs import Attempt
 
-#: A sentence names this many tasks and counts the rest.
+#: A sentence names this many tasks and counts all further tasks.
 NAMED_MAX: Final = 5
 
 #: A worker is mentioned after this fraction (1 in N) of its lease timeout without a message.
@@ -182,7 +181,7 @@ def _blocked(context: Context, task: Task) -> Explanation:
 
 
 def _running_first(tasks: list[Task]) -> list[Task]:
-    """Return the running tasks, the one that started first at the head, then the others."""
+    """Return the running tasks in the order of their start, then all other tasks."""
     running = [task for task in tasks if task.lease is not None]
     running.sort(key=lambda task: cast("Lease", task.lease).at_ns)
     return running + [task for task in tasks if task.lease is None]
@@ -252,7 +251,7 @@ def _ready(context: Context, task: Task) -> Explanation:
 def _missing_resources(context: Context, task: Task) -> Explanation | None:
     """Explain a task whose named resources no worker has, or none has free."""
     needed, workers = task.terms.resources, _workers(context, task)
-    able = [worker for worker in workers if reservations.is_large_enough(worker.facts, task.terms)]
+    able = [worker for worker in workers if holds.is_large_enough(worker.facts, task.terms)]
     if not able:
         why = f"it is ready, but {_too_large_text(task, [worker.facts for worker in workers])}"
         return Explanation(Reason.NO_RESOURCES, why)
@@ -266,7 +265,7 @@ def _missing_resources(context: Context, task: Task) -> Explanation | None:
     words = (_free_text(worker, lacking) for worker in chain(free, others))
     sentence = f"it is ready, but waits for {resources.format_resources(lacking)}: "
     sentence += _first_few(words, len(workers))
-    kept = reservations.reservation_of(context.ledger, task)
+    kept = holds.reservation_of(context.ledger, task)
     if kept is not None:
         sentence += f"; worker {shown(kept.worker.name)} is reserved for it"
     return Explanation(Reason.RESOURCES_BUSY, sentence)
@@ -306,7 +305,7 @@ def _too_large_text(task: Task, facts: list[WorkerFacts]) -> str:
 
 def _reserved(context: Context, task: Task) -> Explanation | None:
     """Explain a task that a worker is reserved for."""
-    reservation = reservations.reservation_of(context.ledger, task)
+    reservation = holds.reservation_of(context.ledger, task)
     if reservation is None:
         return None
     worker = reservation.worker
@@ -332,7 +331,7 @@ def _isolated(context: Context, task: Task) -> Explanation | None:
         return Explanation(Reason.EXCLUSIVE, f"{_last_attempt(task)}: none is idle")
     free = [worker for worker in workers if worker.slots_free >= task.terms.slots]
     rooms = [isolation_room(isolation, worker.facts.slots_total) for worker in free]
-    held = [reservations.held_by_isolation(worker)[isolation] for worker in free]
+    held = [holds.held_by_isolation(worker)[isolation] for worker in free]
     if not isolation or not free or any(map(int.__lt__, held, rooms)):
         return None
     lost, most = counted(task.losses, "worker"), counted(max(rooms), "task")
@@ -345,7 +344,7 @@ def _unused_slot_text(context: Context, task: Task) -> str:
     workers, slots = _workers(context, task), task.terms.slots
     free = [worker for worker in workers if worker.slots_free >= slots]
     kept = [worker for worker in free if worker.reservation is not None]
-    exclusive = [worker for worker in free if reservations.holds_last_attempt(worker)]
+    exclusive = [worker for worker in free if holds.holds_last_attempt(worker)]
     if free and len(kept) + len(exclusive) == len(free):
         worker = free[0]
         why = "runs a last attempt alone" if worker in exclusive else "is reserved for another task"
@@ -365,8 +364,8 @@ def _hold_text(context: Context, lane: Lane, hold: HoldReason) -> str:
         left = duration_text(max(0, lane.debounce_until_ns - context.now_ns) / SECOND_NS)
         return f"{hold.value}: {left} left"
     if hold is HoldReason.LANE_RATE:
-        rate = lane_rates.rate_text(lane.options.lane_rate_interval_ns)
-        left = duration_text(lane_rates.wait_ns(lane, context.now_ns) / SECOND_NS)
+        rate = lane_queues.rate_text(lane.options.lane_rate_interval_ns)
+        left = duration_text(lane_queues.lane_rate_wait_ns(lane, context.now_ns) / SECOND_NS)
         return f"{hold.value}: {rate}, next in {left}"
     return str(hold.value)
 

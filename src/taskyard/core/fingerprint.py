@@ -1,7 +1,7 @@
-"""The fingerprint of a ledger, to compare ledgers: those with the same fingerprint behave alike.
+"""The fingerprint of a ledger, to compare ledgers: with the same fingerprint they behave alike.
 
 It holds the durable state as plain values, without indexes. Tests, the simulator and
-`journal check` compare a recovered ledger with a live one by it.
+`journal check` compare a recovered and a live ledger by it.
 """
 
 from __future__ import annotations

@@ -58,17 +58,17 @@ def with_causes(tasks: Iterable[Task]) -> tuple[list[Task], list[int]]:
     """Return these tasks and all their dependents, once each, in a stable order, and for each
     dependent the index of the given task that led to it.
 
-    Cancelled dependents are skipped. All others have unique names.
+    Cancelled dependents are skipped. All other tasks have unique names.
     """
     line = list({task.name: task for task in tasks}.values())
-    places = {task.name: place for place, task in enumerate(line)}
+    positions = {task.name: position for position, task in enumerate(line)}
     given = len(line)
     for task in line:  # grows while it is walked
         for dependent in task.dependents_list():
-            if dependent.name not in places and dependent.state is not CANCELLED:
-                places[dependent.name] = places[task.name]
+            if dependent.name not in positions and dependent.state is not CANCELLED:
+                positions[dependent.name] = positions[task.name]
                 line.append(dependent)
-    return line, [places[task.name] for task in line[given:]]
+    return line, [positions[task.name] for task in line[given:]]
 
 
 def predecessors(tasks: Mapping[bytes, Task], task: Task, count: int) -> list[Task]:
@@ -124,7 +124,7 @@ def failures_before(task: Task, failed_or_stuck: Iterable[Task]) -> list[Task]:
     befores: dict[bytes, list[Task]] = {}
     for before in failed_or_stuck:
         for dependent in before.dependents_list():
-            if dependent.dependents is not None or dependent is task:  # others lead nowhere
+            if dependent.dependents is not None or dependent is task:  # all else leads nowhere
                 befores.setdefault(dependent.name, []).append(before)
     found = {task.name: task}
     line = [task]
@@ -173,7 +173,7 @@ def names_on_cycles(
 ) -> dict[bytes, None]:
     """Return every name on a cycle that these new edges would close.
 
-    Takes the arguments of `cycle`. One pass over the edges, without recursion.
+    Takes the arguments of `cycle`. It is a single pass over the edges, without recursion.
     """
     search = _Components(_with_edges(tasks, awaited, after))
     for start in after:

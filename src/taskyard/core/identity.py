@@ -1,6 +1,6 @@
 """Keys of tasks: a campaign and a name become one key, and back.
 
-A task is identified by the pair (campaign, name). Its key is its full name: `CAMPAIGN/NAME`, or
+A task is identified by the pair (campaign, name). The key is its full name: `CAMPAIGN/NAME`, or
 `NAME` outside any campaign. Owns that spelling, and the lookup of names that users and peers write.
 Does not depend on task states.
 """
@@ -118,7 +118,7 @@ def _campaigns_of(submission: Submission, campaigns: list[bytes]) -> list[bytes]
     """Return the campaign of each task, from those of the terms."""
     if submission.terms_at is None:
         return campaigns[:1] * len(submission.names)
-    return [campaigns[place] for place in submission.terms_at]
+    return [campaigns[position] for position in submission.terms_at]
 
 
 def _keys(campaigns: Sequence[bytes], names: list[bytes]) -> list[bytes]:
@@ -141,7 +141,7 @@ class _Predecessors:
         """Return the key that a name in `after` means for a task of this campaign.
 
         Searches the task's own campaign, then outside any campaign, then splits at the first `/`.
-        An unknown name means a task of the own campaign, or of the one that it begins with.
+        An unknown name means a task of the own campaign, or of the campaign that it begins with.
         """
         if not name:
             return name  # refused later
@@ -198,8 +198,8 @@ def candidates_of(submission: Submission) -> Iterator[bytes]:
         for some in after:
             yield from some
         return
-    places = submission.terms_at or [0] * len(submission.names)
-    own = [campaigns[place] if 0 <= place < len(campaigns) else b"" for place in places]
+    positions = submission.terms_at or [0] * len(submission.names)
+    own = [campaigns[position] if 0 <= position < len(campaigns) else b"" for position in positions]
     yield from map(spelling, own, submission.names)
     for campaign, some in zip(own, after, strict=False):
         for name in some:

@@ -1,7 +1,12 @@
-"""Puts ready tasks into the queues of their lanes and takes them out.
+"""The queues of lanes, and the rates of single lanes.
 
-A task that lost workers waits among its lane's suspects. A deferred task waits for the lane's next
-run. All others wait in the queue of their priority. `Lane` has the order in which they are read.
+Puts ready tasks into the queues of their lanes and takes them out. A task that lost workers waits
+among its lane's suspects. A deferred task waits for the lane's next run. All other tasks wait in
+the queue of their priority. `Lane` has the order in which they are read.
+
+A lane without tasks is deleted, and its rate must not start anew with its next task. So a lane
+group keeps the rates by the names of its lanes, and a lane refers to its own. Rates of deleted
+lanes are dropped when they are over. Rates are volatile.
 """
 
 from __future__ import annotations
@@ -9,16 +14,19 @@ from __future__ import annotations
 from collections import OrderedDict
 from functools import reduce
 from itertools import groupby, repeat
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
-from taskyard.core.limits import EXCLUSIVE
+from taskyard.core.limits import EXCLUSIVE, LANE_RATES_MAX, RATE_BURST_NS_MAX, SECOND_NS, TASKS_MAX
 from taskyard.core.resources import common_minimum
+from taskyard.core.rules import LaneRate
 
 if TYPE_CHECKING:
-    from taskyard.core.entities import Lane, Lease, Task
+    from taskyard.core.entities import Lane, LaneGroup, Lease, Task
     from taskyard.core.model import Terms
     from taskyard.core.queues import Queue
     from taskyard.core.resources import Resources
+    from taskyard.core.timer_heap import TimerHeap
+
 
 Tasks: TypeAlias = "list[Task]"
 Counts: TypeAlias = "list[tuple[Lane, int]]"
@@ -108,7 +116,7 @@ def _drop_if_empty(lane: Lane, queue: Queue[Task]) -> None:
 
 
 def discard_lazily(lane: Lane, task: Task) -> None:
-    """Remove a ready task for good. Its queue entry is dropped later. The caller calls
+    """Remove a ready task for good. The queue entry is dropped later. The caller calls
     `count_discarded` once for all of them."""
     lane.ready -= 1
     if not _remove_special(lane, task):
@@ -212,3 +220,106 @@ def lane_counts(tasks: Tasks) -> Counts:
     if lanes[0] is lanes[1]:  # probably runs of tasks of one lane
         return [(lane, len(list(run))) for lane, run in groupby(lanes)]
     return list(zip(lanes, repeat(1), strict=False))
+
+
+#: A group that keeps fewer rates is not searched for rates that are over.
+RATES_SWEEP_MIN: Final = 1000
+
+#: Timers are rounded up to this, so that many lanes share a turn. A rate is still reached: what a
+#: lane does not use meanwhile accumulates.
+RATE_STEP_NS: Final = SECOND_NS // 1000
+
+#: The units of rates, as in the settings.
+_UNITS_NS: Final = {
+    "s": SECOND_NS,
+    "m": 60 * SECOND_NS,
+    "h": 3600 * SECOND_NS,
+    "d": 86_400 * SECOND_NS,
+}
+
+
+# Rates of lanes.
+
+
+def set_lane_rate_timer(timers: TimerHeap, lane: Lane, rate: LaneRate) -> None:
+    """Set a timer for a lane whose rate is used up, unless it has one."""
+    if not rate.waits:
+        rate.waits = True
+        timers.add(-(-rate.next_ns // RATE_STEP_NS) * RATE_STEP_NS, None, lane)
+
+
+def lane_rate_wait_ns(lane: Lane, now_ns: int) -> int:
+    """Return how long a lane's rate allows no task."""
+    return 0 if lane.rate is None else max(0, lane.rate.next_ns - now_ns)
+
+
+def lane_rate_allowance(lane: Lane, now_ns: int) -> int:
+    """Return how many tasks a lane's rate allows now."""
+    interval_ns = lane.options.lane_rate_interval_ns
+    if not interval_ns:
+        return TASKS_MAX
+    since_ns = now_ns - RATE_BURST_NS_MAX
+    if lane.rate is not None and lane.rate.next_ns > since_ns:
+        since_ns = lane.rate.next_ns
+    return (now_ns - since_ns) // interval_ns + 1 if now_ns >= since_ns else 0
+
+
+def spend_lane_rates(counts: Counts, now_ns: int) -> int:
+    """Count leased tasks against the rates of their lanes. Return how many used-up rates of
+    deleted lanes were forgotten."""
+    idle_ns = now_ns - RATE_BURST_NS_MAX
+    forgotten = 0
+    for lane, count in counts:
+        interval_ns = lane.lane_group.active_rule.options.lane_rate_interval_ns
+        if not interval_ns:
+            continue
+        rate = lane.rate
+        if rate is None:
+            forgotten += _sweep_if_many(lane.lane_group, now_ns)
+            rate = lane.rate = lane.lane_group.lane_rates[lane.name] = LaneRate()
+        rate.next_ns = max(rate.next_ns, idle_ns) + count * interval_ns
+    return forgotten
+
+
+def _sweep_if_many(lane_group: LaneGroup, now_ns: int) -> int:
+    """Drop rates of deleted lanes if there are many: all that are over, and some more if there
+    are too many. Return how many of the latter."""
+    rates, lanes = lane_group.lane_rates, lane_group.service.lanes
+    if len(rates) < lane_group.lane_rates_sweep_at:
+        return 0
+    idle_ns = now_ns - RATE_BURST_NS_MAX
+    deleted = [name for name, rate in rates.items() if name not in lanes and not rate.waits]
+    over = [name for name in deleted if rates[name].next_ns <= idle_ns]
+    for name in over:
+        del rates[name]
+    left = [name for name in deleted if name in rates]
+    forgotten = left[: -LANE_RATES_MAX // 2] if len(left) > LANE_RATES_MAX else []
+    for name in forgotten:
+        del rates[name]
+    lane_group.lane_rates_sweep_at = max(RATES_SWEEP_MIN, 2 * len(rates))
+    return len(forgotten)
+
+
+def carry_rates_over(former: list[LaneGroup], now_ns: int) -> None:
+    """Keep used-up rates used up in a service's new groups, but no longer than their new interval.
+
+    The caller drops the timers and puts every lane with ready tasks into a rotation.
+    """
+    for lane_group in former:
+        service = lane_group.service
+        for name, rate in lane_group.lane_rates.items():
+            group = service.lane_group_of(name)
+            interval_ns = group.active_rule.options.lane_rate_interval_ns
+            if interval_ns and rate.next_ns > now_ns - RATE_BURST_NS_MAX:
+                group.lane_rates[name] = LaneRate(min(rate.next_ns, now_ns + interval_ns))
+                if name in service.lanes:
+                    service.lanes[name].rate = group.lane_rates[name]
+
+
+def rate_text(interval_ns: int) -> str:
+    """Format a rate as in the settings: `5/s`."""
+    for unit, unit_ns in _UNITS_NS.items():
+        tasks = round(unit_ns / interval_ns)
+        if tasks and unit_ns // tasks == interval_ns:
+            return f"{tasks}/{unit}"
+    return f"1 in {interval_ns / SECOND_NS:g} s"

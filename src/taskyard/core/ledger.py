@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from taskyard.core import graph, lane_queues, lane_rates
+from taskyard.core import graph, lane_queues
 from taskyard.core.blobs import text_of
 from taskyard.core.entities import Lane, Lease, Service, Task, Worker
 from taskyard.core.events import RulesSet
@@ -27,7 +27,7 @@ from taskyard.core.model import (
 from taskyard.core.queues import DueHeap
 from taskyard.core.rules import OPEN_LANE, RuleTable
 from taskyard.core.states import FAILED, READY, TASK_TARGETS, Cause, TaskState
-from taskyard.core.task_pages import TaskWalks
+from taskyard.core.task_pages import TaskCursors
 from taskyard.core.timer_heap import TimerHeap
 from taskyard.errors import IllegalTransition
 
@@ -47,7 +47,7 @@ class Ledger:
     """All tasks, campaigns, services, lanes and workers, and the leases between them."""
 
     def __init__(self) -> None:
-        #: Every task by its key (`identity`). Ended ones stay until they are archived.
+        #: Every task by its key (`identity`). Ended tasks stay until they are archived.
         self.tasks: dict[bytes, Task] = {}
         self.campaigns: dict[bytes, Campaign] = {}
         #: Unknown names that tasks wait for.
@@ -56,7 +56,7 @@ class Ledger:
         self.workers: dict[bytes, Worker] = {}
         #: Processes that lost their name, by (name, incarnation), oldest first.
         self.replaced: dict[tuple[bytes, int], Replaced] = {}
-        #: The latest failure text, of tasks that have one. Every FAILED task has one.
+        #: The latest failure text of tasks. Every FAILED task has a text.
         self.reasons: dict[bytes, bytes] = {}
         #: Data that a dialect keeps beside the payload, of tasks that have it.
         self.envelopes: dict[bytes, bytes] = {}
@@ -66,12 +66,13 @@ class Ledger:
         self.failed_attempts: dict[bytes, list[Attempt]] = {}
         #: Unfinished tasks that were reported as late.
         self.reported: dict[bytes, None] = {}
-        #: How many tasks are in each state, by `TaskState`, including archived ones.
+        #: How many tasks are in each state, by `TaskState`, including archived tasks.
         self.counts = [0] * len(TaskState)
         #: Some tasks take more than one slot, or resources, so these must be counted.
         self.has_wide_tasks = False
         self.paused = False
-        #: The environment of the latest submission that has one. Equal ones share it. Volatile.
+        #: The environment of the latest submission with an environment. Equal environments share
+        #: it. Volatile.
         self.environment = b""
         #: Pairs of a lane and a worker that serves it. Counted only if there are worker limits.
         self.lane_worker_pairs = 0
@@ -85,13 +86,13 @@ class Ledger:
 
     def _begin_volatile(self) -> None:
         """Set the fields that a restart loses, and that records don't change."""
-        #: Places where pages of all tasks ended. Adding tasks changes their number, and removing
+        #: Positions where pages of all tasks ended. Adding tasks changes their number, and removing
         #: some clears these. Then of failed tasks, which any record may change.
-        self.walks = TaskWalks()
-        self.failed_walks = TaskWalks()
+        self.cursors = TaskCursors()
+        self.failed_cursors = TaskCursors()
         #: Services with a change that may allow a lease.
         self.dirty: dict[bytes, Service] = {}
-        #: Workers kept free for one task each (`reservations`).
+        #: Workers kept free for one task each (`holds`).
         self.reservations: list[Reservation] = []
         #: Lanes that got work and may have to debounce.
         self.debouncing: list[Lane] = []
@@ -126,7 +127,7 @@ class Ledger:
         for service in self.services.values():
             lane_groups = service.lane_groups
             self._apply_rules(service)
-            lane_rates.carry_over(lane_groups, rules.now_ns)
+            lane_queues.carry_rates_over(lane_groups, rules.now_ns)
         if self.has_worker_limits:
             self._count_pairs()
         self.dirty.update(self.services)
@@ -176,7 +177,7 @@ class Ledger:
 
     def archive(self, names: Iterable[bytes]) -> None:
         """Drop ended tasks that are in the archive now."""
-        self.walks.clear()
+        self.cursors.clear()
         for name in names:
             task = self.tasks.get(name)
             if task is not None and task.ending is not None:
@@ -194,7 +195,7 @@ class Ledger:
         task.lease_or_ending = Ending(one.record, one.at_ns)
         self.tasks[one.name] = task
 
-    # The rest is for `apply`.
+    # All that follows is for `apply`.
 
     def named(self, names: list[bytes]) -> Tasks:
         tasks = self.tasks
@@ -455,7 +456,7 @@ class Ledger:
             graph.link(before, task)
 
     def requeue(self, tasks: Tasks, cause: Cause, *, front: bool, deferred: bool = False) -> None:
-        """Queue the tasks without open predecessors. The others become BLOCKED."""
+        """Queue the tasks without open predecessors. All other tasks become BLOCKED."""
         blocked = [task for task in tasks if task.waits]
         ready = [task for task in tasks if not task.waits] if blocked else tasks
         self.move(blocked, Cause.BLOCKED)
@@ -482,7 +483,7 @@ class Ledger:
             self.enqueue([task])
 
     def change_terms(self, task: Task, terms: Terms) -> None:
-        """Change the terms of a task that is not leased. Its campaign, service and slots stay.
+        """Change the terms of a task that is not leased. Campaign, service and slots stay.
 
         A ready task of another priority goes to the end of that priority's queue.
         """
@@ -494,7 +495,7 @@ class Ledger:
             task.terms = terms
 
     def schedule_due(self, tasks: Tasks) -> None:
-        """Schedule DELAYED tasks. Those that come due together share an entry."""
+        """Schedule DELAYED tasks. Tasks that come due together share an entry."""
         together: dict[int, Tasks] = {}
         for task in tasks:
             together.setdefault(task.due_ns, []).append(task)

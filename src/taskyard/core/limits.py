@@ -7,16 +7,16 @@ from typing import Final
 
 SECOND_NS: Final = 1_000_000_000
 
-#: Names become dict keys, table columns and, hashed, file names. Longer ones are mistakes.
+#: Names become dict keys, table columns and, hashed, file names. Longer names are mistakes.
 NAME_BYTES_MAX: Final = 1024
 
-#: One message is one record and one turn. A larger one would delay the replies to other peers.
+#: A message is one record and one turn. A larger message would delay the replies to other peers.
 TASKS_PER_MESSAGE_MAX: Final = 100_000
 
 #: Campaigns searched for a name given without one: about 100 µs, to print a hint.
 CAMPAIGNS_SEARCHED_MAX: Final = 1000
 
-#: Payloads stay in memory while their task waits. Put larger ones in a file and name it.
+#: Payloads stay in memory while their task waits. Put larger data in a file and name it.
 PAYLOAD_BYTES_MAX: Final = 16 * 1024 * 1024
 
 #: A submitter's directory and variables are kept once per submission, and sent with every lease.
@@ -49,7 +49,7 @@ LANE_RUN_TASKS_MAX: Final = 100
 #: over everything behind failures, too slow for every event.
 STUCK_CHECK_NS: Final = SECOND_NS // 5
 
-#: Time for a woken worker to request tasks before the next one is woken.
+#: Time for a woken worker to request tasks before the next worker is woken.
 WAKE_NS_MAX: Final = SECOND_NS
 
 #: Numbers in terms must fit the journal's encoding, and any other reader's.
@@ -95,8 +95,8 @@ HEARTBEATS_PER_LEASE_MIN: Final = 3
 #: A lease that a live worker does not list for this many heartbeats was lost on its way.
 HEARTBEATS_UNLISTED_MAX: Final = 2
 
-#: Heartbeats that the holder of a name misses before a newcomer gets the name. The last one counts
-#: as missed when the next one is due.
+#: Heartbeats that the holder of a name misses before a newcomer gets the name. The last heartbeat
+#: counts as missed when the next is due.
 HEARTBEATS_MISSED_MAX: Final = 2
 
 #: Processes that lost their name and are refused for good. Beyond it the oldest is forgotten and
@@ -106,10 +106,10 @@ REPLACED_MAX: Final = 1000
 #: Tasks lost with replaced processes, by name. Their charges are refunded if the process returns.
 REPLACED_TASKS_MAX: Final = 100_000
 
-#: Warnings that wait to be logged. Older ones are dropped.
+#: Warnings that wait to be logged. Older warnings are dropped.
 WARNINGS_MAX: Final = 100
 
-#: Tasks that come due by one `TimePassed`. The rest follows with the next one. Expired tasks leave
+#: Tasks that come due by one `TimePassed`. More follow with the next event. Expired tasks leave
 #: at once, with so many in a record.
 TIMER_TASKS_MAX: Final = 10_000
 
@@ -136,11 +136,11 @@ AFTER_SHOWN_MAX: Final = 100
 #: The latest unsuccessful attempts kept of a task. The history has all of them.
 ATTEMPTS_SHOWN_MAX: Final = 20
 
-#: The reason kept with each of these attempts, beside the whole one of the latest failure.
+#: The reason kept with each of these attempts, beside the whole reason of the latest failure.
 ATTEMPT_REASON_BYTES_MAX: Final = 200
 
-#: Tasks that a refusal names: all of a batch that our clients send, so that they send the rest in
-#: one further message. The reply stays below 10 MB with the longest names.
+#: Tasks that a refusal names: all of a batch that our clients send, so that they send all other
+#: tasks in one further message. The reply stays below 10 MB with the longest names.
 REFUSED_TASKS_MAX: Final = 2000
 
 #: Names of refused tasks that `status` shows, enough to find the line of a file.
@@ -157,7 +157,8 @@ PARKED_STALE_MAX: Final = 16
 WIDE_LOOKAHEAD: Final = 64
 
 #: Different demands for slots and resources that a queue tells apart. Each is compared with a
-#: worker's room at a request: a quarter of a microsecond. Beyond it similar ones are taken as one.
+#: worker's room at a request: a quarter of a microsecond. Beyond it similar demands are taken as
+#: equal.
 DEMANDS_MAX: Final = 256
 
 #: Unused rate accumulates for this long, so that a high rate is reached although events arrive
@@ -165,7 +166,7 @@ DEMANDS_MAX: Final = 256
 RATE_BURST_NS_MAX: Final = SECOND_NS // 10
 
 #: Used-up rates of deleted lanes that are kept for a rule in a service: 170 MB. Beyond that the
-#: oldest ones are forgotten, so that their lanes may get a task too early.
+#: oldest rates are forgotten, so that their lanes may get a task too early.
 LANE_RATES_MAX: Final = 1_000_000
 
 #: The largest weight of a lane. A turn of 1,000,000 such lanes still has a cost in virtual time.

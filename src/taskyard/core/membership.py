@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from taskyard.core import assignment, deadlines, heartbeats, subscriptions, worker_names
+from taskyard.core import assignment, deadlines, subscriptions, worker_names
 from taskyard.core.effects import (
     HeartbeatAck,
     LeasesEnded,
@@ -107,6 +107,18 @@ def on_slot_free(context: Context, worker: Worker) -> None:
         context.ledger.dirty[name] = services.get(name) or context.ledger.service(name)
 
 
+def on_slot_taken_back(context: Context, worker: Worker) -> None:
+    """Assign tasks for a slot that no message of the worker freed.
+
+    A worker that never requests tasks is busy from a restart, or a lost connection, until its next
+    message. It can't be reached before that, so it gets none.
+    """
+    if worker.facts.always_ready and worker.state is BUSY:
+        context.schedule_timeout(worker)  # a task with a long lease may be gone
+    else:
+        on_slot_free(context, worker)
+
+
 def worker_heartbeat(context: Context, event: events.WorkerHeartbeat) -> None:
     if event.registration is not None and event.worker not in context.ledger.workers:
         worker_registered(context, event.registration)
@@ -146,7 +158,7 @@ def _set_interval(context: Context, worker: Worker, event: events.WorkerHeartbea
         wanted_ns = _wanted_interval_ns(workers, facts, event.rest_ns)
         requested_ns = worker.heartbeat_requested_ns
         if not event.rest_ns:  # with tasks a worker limits its interval by itself
-            requested_ns = min(requested_ns, heartbeats.longest_ns(facts.lease_timeout_ns))
+            requested_ns = min(requested_ns, deadlines.heartbeat_longest_ns(facts.lease_timeout_ns))
         is_confirmed = event.heartbeat_ns >= requested_ns
         worker.heartbeat_requested_ns = wanted_ns if is_confirmed else max(wanted_ns, requested_ns)
     if worker.heartbeat_ns < former_ns:
@@ -158,11 +170,11 @@ def _wanted_interval_ns(workers: int, facts: WorkerFacts, rest_ns: int) -> int:
 
     `rest_ns` is the interval that it accepts without tasks. 0: it has some.
     """
-    wanted_ns = heartbeats.interval_ns(workers, facts.lease_timeout_ns)
+    wanted_ns = deadlines.heartbeat_interval_ns(workers, facts.lease_timeout_ns)
     wanted_ns = min(wanted_ns, facts.heartbeat_ns or wanted_ns)
     if not rest_ns:
         return wanted_ns
-    idle_ns = heartbeats.idle_interval_ns(workers, facts.lease_timeout_ns)
+    idle_ns = deadlines.idle_heartbeat_ns(workers, facts.lease_timeout_ns)
     return max(wanted_ns, min(idle_ns, rest_ns))
 
 
@@ -358,7 +370,7 @@ def _columns(tasks: list[Task]) -> tuple[list[bytes], list[int]]:
     return [task.name for task in tasks], [task.attempt for task in tasks]
 
 
-def return_tasks(  # noqa: PLR0913  # the last one is named
+def return_tasks(  # noqa: PLR0913  # the last is named
     context: Context,
     worker: Worker,
     tasks: list[Task],
@@ -377,7 +389,7 @@ def return_tasks(  # noqa: PLR0913  # the last one is named
         context.emit(record, tasks)
 
 
-def fail_tasks(  # noqa: PLR0913  # the last ones are named
+def fail_tasks(  # noqa: PLR0913  # the last are named
     context: Context,
     worker: bytes,
     tasks: list[Task],
@@ -397,8 +409,8 @@ def fail_tasks(  # noqa: PLR0913  # the last ones are named
 
 
 def _lose_worker(context: Context, worker: Worker, reason: ReturnReason | None) -> list[Task]:
-    """Return a lost worker's tasks to the queue, and fail those that lost too many workers. Return
-    those that are charged: uncertain assignments may not have arrived."""
+    """Return a lost worker's tasks to the queue, and fail tasks that lost too many workers. Return
+    the charged tasks: uncertain assignments may not have arrived."""
     slots_kept = worker.slots_uncertain[-1][1] if worker.slots_uncertain else 0
     uncertain = [task for task, _ in deadlines.of_tasks(worker)]
     _end_uncertain(context, worker, uncertain, slots_kept)

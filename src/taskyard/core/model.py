@@ -1,4 +1,4 @@
-"""Plain values: terms, submissions, refusals, worker facts, results.
+"""Plain values: terms, submissions, refusals, worker facts, results, and their words for people.
 
 The journal stores them and the dialects build them. They hold no links to other objects, so the
 garbage collector may skip them (`gc=False`). The linked objects are in `entities`.
@@ -15,7 +15,7 @@ from zlib import crc32
 from msgspec import Struct, field, structs
 
 from taskyard.core.blobs import Blob, Content, text_of
-from taskyard.core.limits import CRASHES_MAX, EXCLUSIVE, REASON_BYTES_MAX
+from taskyard.core.limits import CRASHES_MAX, EXCLUSIVE, REASON_BYTES_MAX, SECOND_NS
 from taskyard.core.resources import Resources
 from taskyard.core.states import TaskState
 
@@ -65,7 +65,7 @@ class Terms(Struct, array_like=True, gc=False):
 
     @property
     def is_wide(self) -> bool:
-        """Whether it takes more than one slot, so that it may not fit a worker with a free one."""
+        """Whether it takes more than one slot, so that it may not fit a worker with a free slot."""
         return self.slots != 1 or bool(self.resources)
 
 
@@ -93,7 +93,7 @@ class Submission(Struct, array_like=True, gc=False):
     """A batch of tasks as columns: one object per message instead of one per task."""
 
     names: list[bytes]
-    #: One for each task, or a single one that all share.
+    #: A payload for each task, or a single payload that all share.
     payloads: Sequence[Content] = field(default_factory=lambda: [b""])
     terms: list[Terms] = field(default_factory=lambda: [Terms()])
     #: Index into `terms` for each task. None: all have the first.
@@ -175,9 +175,9 @@ class Refusal(Enum):
 class RefusedTask(Struct, frozen=True, gc=False):
     """A task at fault in a refused submission."""
 
-    #: Its index in the submission.
+    #: The index in the submission.
     index: int
-    #: Its full name, at most `NAME_BYTES_MAX` bytes of it.
+    #: The full name, at most `NAME_BYTES_MAX` bytes of it.
     name: bytes
     refusal: Refusal
     text: str
@@ -188,7 +188,7 @@ class QueueOrder(IntEnum):
 
     LEAST_RECENTLY_USED = 0
     FIFO = 1  #: the worker that has waited longest goes first
-    LIFO = 2  #: a worker that registers goes ahead of all others, once
+    LIFO = 2  #: a worker that registers goes ahead of all other workers, once
 
 
 class WorkerFacts(Struct, array_like=True, frozen=True):
@@ -199,7 +199,7 @@ class WorkerFacts(Struct, array_like=True, frozen=True):
     slots_total: int = 1
     #: Time without a message after which it is lost. 0: it has no timeout.
     lease_timeout_ns: int = 0
-    #: Number of the process: another process of the same name has another one.
+    #: Number of the process: another process of the same name has another number.
     incarnation: int = 0
     #: It gets `Wake` and then requests tasks. Other workers get tasks without a `Wake`. If it has
     #: a limit of slots, it waits while some are free. If not, each request is for one task.
@@ -218,7 +218,7 @@ class WorkerFacts(Struct, array_like=True, frozen=True):
     #: or as name without a payload, goes to other workers.
     reserved_payloads: tuple[bytes, ...] = ()
     queue_order: QueueOrder = QueueOrder.LEAST_RECENTLY_USED
-    #: Named resources beside its slots, in total. It gets no task that needs another one.
+    #: Named resources beside its slots, in total. It gets no task that needs another resource.
     resources: Resources = ()
     #: It submits its tasks to another broker.
     forwards: bool = False
@@ -293,7 +293,7 @@ class EndedTask(Struct, array_like=True, gc=False):
 
 
 class Digests:
-    """Computes digests and caches the last one.
+    """Computes digests and caches the last digest.
 
     Tasks of one submission may share a payload and end by the thousand. The digest of a megabyte
     takes as long as ending a hundred tasks.
@@ -354,7 +354,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def truncate_reason(reason: bytes) -> bytes:
-    """Return a reason. Of a long one, return only the end, marked as truncated."""
+    """Return a reason. Of a long reason, return only the end, marked as truncated."""
     if len(reason) <= REASON_BYTES_MAX:
         return reason
     return _CUT + reason[len(_CUT) - REASON_BYTES_MAX :]
@@ -372,3 +372,50 @@ class TaskProgress(Struct, gc=False):
         """Return it for users: `40 %, copying`."""
         percent = "" if self.percent < 0 else f"{self.percent} %"
         return ", ".join(part for part in (percent, shown(self.text)) if part)
+
+
+MINUTE_SECONDS: Final = 60
+HOUR_SECONDS: Final = 3600
+DAY_SECONDS: Final = 86_400
+
+#: Shorter durations have tenths of a second.
+_SHORT_SECONDS: Final = 10
+
+#: From here on a rough duration has no seconds.
+_ROUGH_SECONDS: Final = 600
+
+
+def duration_text(seconds: float) -> str:
+    """Return a measured duration: `0.3 s`, `1 min 5 s`, `1 h 12 min`."""
+    if round(seconds, 1) < _SHORT_SECONDS:
+        return f"{seconds:.1f} s"
+    return _two_units(round(seconds))
+
+
+def rough_duration(seconds: float) -> str:
+    """Return a duration until or since now, rounded down: `45 s`, `59 min`, `3 d 4 h`."""
+    whole = int(seconds)
+    if _ROUGH_SECONDS <= whole < HOUR_SECONDS:
+        whole -= whole % MINUTE_SECONDS
+    return _two_units(whole)
+
+
+def rough_duration_ns(duration_ns: int) -> str:
+    """Return `rough_duration` of nanoseconds. Below 0 it is 0."""
+    return rough_duration(max(0, duration_ns) // SECOND_NS)
+
+
+def _two_units(seconds: int) -> str:
+    """Return the largest unit and the next unit. A zero is left out."""
+    if seconds < MINUTE_SECONDS:
+        return f"{seconds} s"
+    if seconds < HOUR_SECONDS:
+        return _pair(seconds // MINUTE_SECONDS, "min", seconds % MINUTE_SECONDS, "s")
+    if seconds < DAY_SECONDS:
+        minutes = seconds % HOUR_SECONDS // MINUTE_SECONDS
+        return _pair(seconds // HOUR_SECONDS, "h", minutes, "min")
+    return _pair(seconds // DAY_SECONDS, "d", seconds % DAY_SECONDS // HOUR_SECONDS, "h")
+
+
+def _pair(number: int, unit: str, rest: int, rest_unit: str) -> str:
+    return f"{number:,} {unit} {rest} {rest_unit}" if rest else f"{number:,} {unit}"

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from taskyard.core import identity, subscriptions, task_inputs
+from taskyard.core import identity, membership, subscriptions
+from taskyard.core.blobs import results_needed, text_of
 from taskyard.core.effects import (
     ExplanationReply,
     HeldTasks,
@@ -51,17 +52,17 @@ from taskyard.core.model import DIGEST_BYTES, Refusal, TaskProgress, shown
 from taskyard.core.rules import compile_glob
 from taskyard.core.runs import Attempt
 from taskyard.core.states import BLOCKED, DELAYED, DONE, FAILED, READY
-from taskyard.core.task_pages import TaskWalks, read_page
+from taskyard.core.task_pages import TaskCursors, read_page
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from taskyard.core import events
     from taskyard.core.context import Context
     from taskyard.core.entities import Lane, Lease, Service, Task, Worker
     from taskyard.core.ledger import Ledger
 
-#: Lanes of one service that are searched for paused ones, in about 50 µs.
+#: Lanes of one service that are searched for paused lanes, in about 50 µs.
 PAUSES_LANES_MAX: Final = 2000
 
 #: Lanes that are searched for the oldest ready task, in about 1 ms, and tasks at the end of each
@@ -109,7 +110,7 @@ def _finished_record(task: Task) -> int:
 
 
 def _attempts(ledger: Ledger, task: Task) -> list[Attempt]:
-    """Return the unsuccessful attempts, and the current one."""
+    """Return the unsuccessful attempts, and the current attempt."""
     attempts = [*ledger.failed_attempts.get(task.name, ())]
     if task.lease is not None:
         attempts.append(_current_attempt(task, task.lease))
@@ -209,25 +210,25 @@ def list_requested(context: Context, event: events.ListRequested) -> None:
     ledger, scope = context.ledger, event.scope
     cursor = min(max(event.cursor, 0), len(ledger.tasks))
     tasks: Iterable[Task] = ledger.tasks.values()
-    walks, total = ledger.walks, len(ledger.tasks)
+    cursors, total = ledger.cursors, len(ledger.tasks)
     version = total
     if scope.names is not None:
         find = _everywhere if scope.any_campaign else _existing
         named = find(ledger, scope.names)
-        walks, tasks, total = TaskWalks(), named, len(named)
+        cursors, tasks, total = TaskCursors(), named, len(named)
     elif scope.states == (FAILED,):
         failed = map(ledger.tasks.__getitem__, ledger.reasons)  # every failed task has a reason
-        walks, tasks, total = ledger.failed_walks, failed, len(ledger.reasons)
+        cursors, tasks, total = ledger.failed_cursors, failed, len(ledger.reasons)
         version = ledger.record
-    walk = walks.resume(tasks, version, cursor)
-    found = read_page(walk, total, event)
-    cursor = walk.place if walk.place < total else 0
+    reading = cursors.resume(tasks, version, cursor)
+    found = read_page(reading, total, event)
+    cursor = reading.position if reading.position < total else 0
     if cursor:
-        walks.keep(version, walk)
+        cursors.keep(version, reading)
     views = [_task_view(ledger, task) for task in found.tasks]
     page = TaskPage(event.client, event.request, views, cursor)
     if event.measured:
-        page.places = found.places
+        page.positions = found.positions
         for view, task in zip(views, found.tasks, strict=True):
             view.attempts = _attempts(ledger, task)[-1:]
             view.finished_record = _finished_record(task)
@@ -312,28 +313,19 @@ def workers_requested(context: Context, event: events.WorkersRequested) -> None:
 
 
 def _worker_view(worker: Worker, now_ns: int) -> WorkerView:
-    facts, waiting = worker.facts, worker.waiting_tasks()
+    waiting = worker.waiting_tasks()
     slots_waiting = sum(task.terms.slots for task in waiting)
     return WorkerView(
         name=worker.name,
         state=worker.state,
-        services=facts.services,
-        slots_total=facts.slots_total,
+        facts=worker.facts,
         slots_used=worker.slots_used + sum(worker.slots_kept) - slots_waiting,
         waiting=len(waiting),
         held=sum(lease.tasks_left for lease in worker.leases.values()),
         last_seen_ns_ago=now_ns - worker.last_seen_ns,
-        dialect=facts.dialect,
-        incarnation=facts.incarnation,
-        lease_timeout_ns=facts.lease_timeout_ns,
         trouble=worker.trouble,
-        host=facts.host,
-        pid=facts.pid,
         malformed=worker.malformed,
-        resources_total=facts.resources,
         resources_free=tuple(worker.resources_free.items()),
-        forwards=facts.forwards,
-        forwards_to=facts.forwards_to,
     )
 
 
@@ -365,7 +357,7 @@ def results_requested(context: Context, event: events.ResultsRequested) -> None:
 
 def _send_inputs(context: Context, event: events.ResultsRequested) -> None:
     """Send the results that a held task needs to its worker, with their services."""
-    keys = task_inputs.keys(context, event, event.names)
+    keys = _readable_keys(context, event, event.names)
     if keys is None:
         return
     known = context.ledger.tasks
@@ -382,7 +374,7 @@ def part_requested(context: Context, event: events.PartRequested) -> None:
     ledger, name = context.ledger, event.name
     if event.held:
         needed = () if event.blob else (name,)
-        keys = task_inputs.keys(context, event, needed)
+        keys = _readable_keys(context, event, needed)
         if keys is None:
             return
         name = keys.get(name, event.held)
@@ -511,7 +503,7 @@ def _scan_delayed(ledger: Ledger, wanted: dict[Lane, LaneScan]) -> None:
 
 
 def _scan_failed(ledger: Ledger, wanted: dict[Lane, LaneScan]) -> None:
-    """Count failed tasks. The other unfinished ones are blocked, and have no list."""
+    """Count failed tasks. The other unfinished tasks are blocked, and have no list."""
     tasks = map(ledger.tasks.__getitem__, ledger.reasons)  # every failed task has a reason
     for task in [task for task in tasks if task.lane in wanted]:
         wanted[task.lane].failed += task.state is FAILED
@@ -558,3 +550,30 @@ def rules_requested(context: Context, event: events.RulesRequested) -> None:
     if defaults not in rules:
         rules.append(defaults)
     context.send(RuleList(event.client, event.request, table.version, tuple(rules)))
+
+
+def _readable_keys(
+    context: Context,
+    event: events.ResultsRequested | events.PartRequested,
+    names: Sequence[bytes],
+) -> dict[bytes, bytes] | None:
+    """Return the keys of the tasks of these names. Refuse the event and return None if the worker
+    may not read them."""
+    task = context.ledger.tasks.get(event.held)
+    problem = ""
+    if task is None or not membership.holds(event.worker, task, None):
+        problem = f"worker {shown(event.worker)} does not hold task {shown(event.held)}"
+    else:
+        allowed = dict.fromkeys(name.encode() for name in results_needed(text_of(task.payload)))
+        refused = [name for name in names if name not in allowed]
+        if refused:
+            problem = f"task {shown(event.held)}: needs no result of {shown(refused[0])}"
+    if task is None or problem:
+        context.send(Refused(event.client, event.request, Refusal.UNKNOWN, problem))
+        return None
+    try:
+        found = identity.predecessors(context.ledger, task, names)
+    except identity.OtherTask as other:
+        context.send(Refused(event.client, event.request, Refusal.CONFLICT, str(other)))
+        return None
+    return dict(zip(names, found, strict=True))

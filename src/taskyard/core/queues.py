@@ -27,7 +27,7 @@ class Queued(Protocol):
 
 T = TypeVar("T", bound=Queued)
 
-#: The consumed part of a queue is freed when it is this long and longer than the rest.
+#: The consumed part of a queue is freed when it is this long and longer than all that follows.
 CURSOR_MAX: Final = 64
 
 #: A queue is compacted when one in this many entries is stale.
@@ -53,7 +53,7 @@ class Queue(Struct, Generic[T], gc=False, eq=False):
     cursor: int = 0
     #: Returned or just released tasks. The newest is last and goes first.
     front: list[T] = field(default_factory=list)
-    #: Stale entries in `items` and `front`: those of cancelled tasks, and those that `removed`
+    #: Stale entries in `items` and `front`: of cancelled tasks, and all that `removed`
     #: counts.
     stale_count: int = 0
     #: How many of a task's entries in `items`, the first ones, are stale, by id. Set when a task is
@@ -72,7 +72,8 @@ class Queue(Struct, Generic[T], gc=False, eq=False):
         return chosen + self.items[cursor : cursor + count - len(chosen)]
 
     def sample(self, count: int, random_bits: int) -> list[T]:
-        """Return some tasks: those in front first, the others in an order set by `random_bits`."""
+        """Return some tasks: first the tasks in front, then more in an order set by
+        `random_bits`."""
         front = (task for task in reversed(self.front) if task.state is READY)
         chosen = list(islice(front, count))
         wanted = count - len(chosen)
@@ -101,15 +102,15 @@ class Queue(Struct, Generic[T], gc=False, eq=False):
         """Return all tasks that are not in front, shuffled."""
         self._compact()
         main_queue = self.items[self.cursor :]
-        for place in range(len(main_queue) - 1, 0, -1):
+        for index in range(len(main_queue) - 1, 0, -1):
             random_bits = (random_bits * _RANDOM_FACTOR + _RANDOM_STEP) & _RANDOM_MASK
-            other = (random_bits >> _RANDOM_SHIFT) % (place + 1)
-            main_queue[place], main_queue[other] = main_queue[other], main_queue[place]
+            other = (random_bits >> _RANDOM_SHIFT) % (index + 1)
+            main_queue[index], main_queue[other] = main_queue[other], main_queue[index]
         return main_queue
 
     def take(self, tasks: list[T]) -> None:
-        """Remove these tasks. They are nearly always the next ones, which is fast. Others occur
-        in journals that were written under another policy."""
+        """Remove these tasks. They are nearly always the next tasks, which is fast. Other tasks
+        occur in journals that were written under another policy."""
         if self.stale_count and self.front:
             self._drop_stale_front(len(tasks))
         count, cursor, front = len(tasks), self.cursor, self.front
@@ -186,7 +187,7 @@ class Queue(Struct, Generic[T], gc=False, eq=False):
         return kept
 
     def _drop_passed(self) -> None:
-        """Free the consumed part when it is the larger one."""
+        """Free the consumed part when it is the larger part."""
         if self.cursor * 2 >= len(self.items):
             del self.items[: self.cursor]
             self.cursor = 0

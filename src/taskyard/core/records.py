@@ -79,7 +79,7 @@ class Finished(Record, tag=4):
     worker: bytes
     names: list[bytes]
     attempts: list[int]
-    #: One for each task. None: all are empty.
+    #: A result for each task. None: all are empty.
     results: list[Content] | None = None
     #: The worker's slots stay taken until `SlotsFreed`.
     keeps_slots: bool = False
@@ -232,7 +232,7 @@ class Moved(Record, tag=20):
     """Tasks were moved to another lane."""
 
     names: list[bytes]
-    #: None: each stays in its service, or keeps the name of its lane.
+    #: The target. With None each stays in its service, or keeps the name of its lane.
     service: bytes | None
     lane: bytes | None
     #: The name of the key of the client that requested it. b"": it has none.
@@ -258,7 +258,7 @@ class WorkerReplaced(Record, tag=23):
 
     worker: bytes
     incarnation: int
-    #: The tasks charged with its loss, except those that failed by it.
+    #: The tasks charged with its loss, except tasks that failed by it.
     names: list[bytes]
     attempts: list[int]
 
@@ -268,13 +268,13 @@ class Refunded(Record, tag=24):
 
     worker: bytes
     incarnation: int
-    #: The unsettled ones of its tasks.
+    #: Its unsettled tasks.
     names: list[bytes]
     attempts: list[int]
 
 
 class Edited(Record, tag=25):
-    """Waiting tasks got other terms. Ready ones of another priority go to the end of its queue."""
+    """Waiting tasks got other terms. Ready tasks of another priority go to the end of its queue."""
 
     names: list[bytes]
     changes: TermsChanges

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 #: Names and amounts, sorted by name. Each amount is positive.
 Resources: TypeAlias = tuple[tuple[bytes, int], ...]
 
-#: One of a resource that is not memory.
+#: A unit of a resource that is not memory.
 UNIT: Final = 10_000
 
 #: The resource whose amount is a number of bytes.

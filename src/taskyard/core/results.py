@@ -16,7 +16,7 @@ from taskyard.core import (
     runs,
     submission,
     subscriptions,
-    task_output,
+    uploads,
     worker_names,
 )
 from taskyard.core.blobs import Blob, length_of, text_of, texts_of
@@ -88,7 +88,7 @@ def tasks_reported(context: Context, event: events.TasksReported) -> None:
         context.emit(StaleReport(context.at_ns, event.worker, refused, attempts))
     if worker is not None and tasks:
         if event.output is not None:
-            task_output.keep_output(context, event, event.output, tasks, kept)
+            uploads.keep_output(context, event, event.output, tasks, kept)
         if event.outcomes is None:
             _finish(context, event, tasks, kept)
         else:
@@ -102,7 +102,7 @@ def _split_held(
     context: Context, event: events.TasksReported
 ) -> tuple[list[Task], list[int] | None, list[int]]:
     """Return the reported tasks that the worker holds, their indexes in the report (None: all), and
-    the indexes of the others."""
+    the indexes of all others."""
     known, names = context.ledger.tasks, event.names
     worker = event.worker
     if names:
@@ -179,13 +179,13 @@ def _finish(
 
 
 def _runs_of(
-    context: Context, event: events.TasksReported, tasks: list[Task], places: Sequence[int]
+    context: Context, event: events.TasksReported, tasks: list[Task], positions: Sequence[int]
 ) -> RunColumns | None:
     """Return the measurements of tasks by their indexes in the report, or None."""
     if event.runs is None:
         return None
     leased_ns = [task.lease.at_ns for task in tasks if task.lease is not None]
-    return runs.clamped_to_lease(event.runs, places, leased_ns, context.at_ns)
+    return runs.clamped_to_lease(event.runs, positions, leased_ns, context.at_ns)
 
 
 def _settle(
@@ -196,12 +196,12 @@ def _settle(
     kept: list[int] | None,
 ) -> None:
     """Decide on a report with different outcomes, one outcome after the other."""
-    places = range(len(tasks)) if kept is None else kept
+    positions = range(len(tasks)) if kept is None else kept
     by_outcome: dict[Outcome, tuple[list[Task], list[int]]] = {}
-    for task, place in zip(tasks, places, strict=True):
-        group = by_outcome.setdefault(Outcome(event.outcomes[place]), ([], []))  # type: ignore[index]
+    for task, position in zip(tasks, positions, strict=True):
+        group = by_outcome.setdefault(Outcome(event.outcomes[position]), ([], []))  # type: ignore[index]
         group[0].append(task)
-        group[1].append(place)
+        group[1].append(position)
     for outcome, (some, where) in sorted(by_outcome.items(), key=_order_of_outcome):
         if outcome is Outcome.DONE:
             _finish(context, event, some, where)
@@ -217,7 +217,7 @@ def _settle(
                 _defer_lanes(context, some)
         elif outcome is Outcome.RETRY_AT:
             times = event.retry_at_ns or [0] * len(event.names)
-            due_ns = [times[place] for place in where]
+            due_ns = [times[position] for position in where]
             later = list(zip(some, where, due_ns, texts, strict=True))
             _postpone(context, worker.name, later, event, own_fault=False)
         elif outcome is Outcome.DEFER_BACK:
@@ -238,18 +238,18 @@ def _defer_to_back(
     worker: Worker,
     event: events.TasksReported,
     tasks: list[Task],
-    places: Sequence[int],
+    positions: Sequence[int],
 ) -> None:
     """Return tasks to the end of their lanes. Delay them by an interval if no untried task of the
     lane goes before them."""
-    placed = list(zip(tasks, places, strict=True))
-    alone = [(task, place) for task, place in placed if not _is_before_others(task, worker)]
-    later = [(task, place, context.at_ns + defer_ns(task), b"") for task, place in alone]
+    placed = list(zip(tasks, positions, strict=True))
+    alone = [(task, position) for task, position in placed if not _is_before_others(task, worker)]
+    later = [(task, position, context.at_ns + defer_ns(task), b"") for task, position in alone]
     if later:
         _postpone(context, worker.name, later, event, own_fault=False)
-    rest = [(task, place) for task, place in placed if task.lease is not None]
+    rest = [(task, position) for task, position in placed if task.lease is not None]
     others = [task for task, _ in rest]
-    ran = _runs_of(context, event, others, [place for _, place in rest])
+    ran = _runs_of(context, event, others, [position for _, position in rest])
     membership.return_tasks(context, worker, others, ReturnReason.DEFERRED_BACK, runs=ran)
 
 
@@ -270,27 +270,27 @@ def _retry_or_fail(  # noqa: PLR0913  # columns of a report
     context: Context,
     event: events.TasksReported,
     tasks: list[Task],
-    places: Sequence[int],
+    positions: Sequence[int],
     texts: list[bytes],
     *,
     crashed: bool = False,
 ) -> None:
-    """Retry failed tasks by their schedules, and fail those that have no attempt left.
+    """Retry failed tasks by their schedules, and fail tasks that have no attempt left.
 
     A task whose program died may not be at fault. Without a schedule it gets as many attempts as a
     task that loses its workers.
     """
     later: list[_Deferred] = []
     never: list[tuple[Task, int, bytes]] = []
-    for index, (task, place, text) in enumerate(zip(tasks, places, texts, strict=True)):
+    for index, (task, position, text) in enumerate(zip(tasks, positions, texts, strict=True)):
         random_bits = (event.random_bits + index * _RANDOM_STEP) % _RANDOM_MAX
         delay_ns = retry_delay_ns(task, random_bits)
         if crashed and not _retry_schedule(task) and task.failures + 1 < task.terms.crashes_max:
             delay_ns = CRASH_DELAY_NS
         if delay_ns is None:
-            never.append((task, place, text))
+            never.append((task, position, text))
         else:
-            later.append((task, place, context.at_ns + delay_ns, text))
+            later.append((task, position, context.at_ns + delay_ns, text))
     if never:
         failed, where, reasons = (list(column) for column in zip(*never, strict=True))
         ran = _runs_of(context, event, failed, where)
@@ -326,7 +326,7 @@ def _postpone(
 ) -> None:
     """Delay tasks of a report, or, without an event, tasks that no worker holds."""
     tasks = [task for task, _, _, _ in later]
-    places = [place for _, place, _, _ in later]
+    positions = [position for _, position, _, _ in later]
     record = Postponed(
         context.at_ns,
         worker,
@@ -335,7 +335,7 @@ def _postpone(
         [min(max(due_ns, 0), NUMBER_MAX) for _, _, due_ns, _ in later],
         [truncate_reason(reason) for _, _, _, reason in later],
         own_fault,
-        None if event is None else _runs_of(context, event, tasks, places),
+        None if event is None else _runs_of(context, event, tasks, positions),
     )
     context.emit(record, tasks)
 

@@ -40,7 +40,7 @@ class LaneOptions(Struct, frozen=True):
     workers_max: int = 0
     #: Workers that may serve one lane at once. 0: no limit. The open lane has no limit.
     lane_workers_max: int = 1
-    #: Tasks of a named lane that a worker gets beyond the one it works on.
+    #: Tasks of a named lane that a worker gets beyond the task it works on.
     overfeed: int = 0
     #: Average time between two leased tasks. 0: no limit.
     rate_interval_ns: int = 0
@@ -59,7 +59,7 @@ class LaneOptions(Struct, frozen=True):
     report_after_ns: int = 0
     #: Ready tasks of a lane are leased in random order. False: by age.
     is_random: bool = False
-    #: Its lanes lease nothing until a client releases them.
+    #: The lanes lease nothing until a client releases them.
     is_held: bool = False
     #: A lane that gets work starts this long after the first task.
     debounce_ns: int = 0
@@ -97,7 +97,7 @@ class ActiveRule(Struct, eq=False):
     options: LaneOptions
     #: Tasks of one named lane that may be leased at once.
     lane_tasks_max: int
-    #: Its lanes wait only for workers and their own limits and rates: no rate or limit over all
+    #: The lanes wait only for workers and their own limits and rates: no rate or limit over all
     #: lanes, no random order.
     is_simple: bool
     #: Pairs of a lane and a worker that serves it. Counted only if some rule limits workers.
@@ -111,7 +111,7 @@ class LaneRate(Struct, gc=False, eq=False):
 
     #: When it allows the next lease.
     next_ns: int = 0
-    #: A timer is set for it (`lane_rates`).
+    #: A timer is set for it (`lane_queues`).
     waits: bool = False
 
 
@@ -203,14 +203,14 @@ def with_expiry(rule_table: RuleTable, submission: Submission, at_ns: int) -> Su
     Tasks of one submission may be in lanes of different rules.
     """
     terms: list[Terms] = []
-    places: dict[tuple[int, int], int] = {}
+    indexes: dict[tuple[int, int], int] = {}
     terms_at = []
-    for place, active_rule in _rules_of_tasks(rule_table, submission):
-        key = (place, id(active_rule))
-        if key not in places:
-            places[key] = len(terms)
-            terms.append(_with_defaults(submission.terms[place], active_rule.options, at_ns))
-        terms_at.append(places[key])
+    for index, active_rule in _rules_of_tasks(rule_table, submission):
+        key = (index, id(active_rule))
+        if key not in indexes:
+            indexes[key] = len(terms)
+            terms.append(_with_defaults(submission.terms[index], active_rule.options, at_ns))
+        terms_at.append(indexes[key])
     alike = len(terms) == 1
     return structs.replace(submission, terms=terms, terms_at=None if alike else terms_at)
 
@@ -220,11 +220,11 @@ def _rules_of_tasks(rule_table: RuleTable, submission: Submission) -> list[tuple
     count = len(submission.names)
     services = [terms.service for terms in submission.terms]
     choices = [rule_table.for_service(name) for name in services]
-    places = submission.terms_at or [0] * count
+    indexes = submission.terms_at or [0] * count
     lanes = submission.lanes or [OPEN_LANE] * count
     return [
-        (place, first_match(choices[place], services[place], lane))
-        for place, lane in zip(places, lanes, strict=True)
+        (index, first_match(choices[index], services[index], lane))
+        for index, lane in zip(indexes, lanes, strict=True)
     ]
 
 

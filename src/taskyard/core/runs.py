@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Run(Struct, frozen=True, gc=False):
-    """One attempt as its worker measured it."""
+    """An attempt as its worker measured it."""
 
     #: By the wall clock.
     started_ns: int

@@ -2,7 +2,7 @@
 
 `handle` decides on one event and applies the decision. `take_records` returns the records, which
 must be durable before the effects are carried out. The deciders are in files by subject
-(`commands`, `queries`, `subscriptions`, `membership`, `assignment`, `results`, `task_output`,
+(`commands`, `queries`, `subscriptions`, `membership`, `assignment`, `results`, `uploads`,
 `timers`). Each gets the `Context` and reads the ledger. Only `apply` changes durable state.
 """
 
@@ -16,15 +16,13 @@ from taskyard.core import (
     commands,
     deadlines,
     events,
-    expiry,
+    holds,
     membership,
     queries,
-    reservations,
     results,
     subscriptions,
-    task_output,
     timers,
-    values,
+    uploads,
 )
 from taskyard.core.context import Context
 from taskyard.core.ledger import Ledger
@@ -38,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class Scheduler:
-    """Assigns tasks to workers. One state machine for all dialects."""
+    """Assigns tasks to workers. All dialects share this state machine."""
 
     def __init__(self, ledger: Ledger | None = None) -> None:
         self.ledger = Ledger() if ledger is None else ledger
@@ -58,11 +56,11 @@ class Scheduler:
             timers.reopen_lane_rates(context)
         _DECIDERS[type(event)](context, event)
         if ledger.due_heap.expiry:
-            expiry.expire_tasks(context)  # new tasks, and tasks that wait again
+            assignment.expire_tasks(context)  # new tasks, and tasks that wait again
         if ledger.debouncing:
             timers.start_debounce(context)
         if ledger.reservations:
-            reservations.review_reservations(ledger, context.now_ns)
+            holds.review_reservations(ledger, context.now_ns)
         if ledger.dirty:
             assignment.assign_parked(context)
         if ledger.counts[FAILED] and len(context.records) > decided:
@@ -83,7 +81,7 @@ class Scheduler:
     def resume(self, now_ns: int) -> None:
         """Continue after a recovery: every worker was just seen, every lease starts anew."""
         context = self.context
-        context.now_ns = context.resumed_ns = now_ns
+        context.now_ns = now_ns
         context.resumed_record = self.ledger.record
         for worker in self.ledger.workers.values():
             worker.last_seen_ns = now_ns
@@ -139,8 +137,8 @@ _DECIDERS: dict[type, Callable[[Context, Any], None]] = {
     events.TasksReported: results.tasks_reported,
     events.TasksReturned: results.tasks_returned,
     events.TasksProgressed: results.tasks_progressed,
-    events.OutputAppended: task_output.output_appended,
+    events.OutputAppended: uploads.output_appended,
     events.SlotFreed: results.slot_freed,
-    values.StoreRequested: values.store_requested,
-    values.ValueSent: values.value_sent,
+    events.StoreRequested: uploads.store_requested,
+    events.ValueSent: uploads.value_sent,
 }

@@ -1,6 +1,8 @@
 """Chooses the next tasks for a worker. Changes no durable state.
 
 A worker stays with its lane if it has one, else it gets the next lane of its services in rotation.
+In the usual case, an idle worker whose only service has one lane without limits, a shorter way
+chooses the same tasks (`next_of_only_lane`).
 
 A task that lost workers is isolated step by step: the fewer losses it has left, the fewer tasks
 like it share a worker, and its last attempt runs alone. Tasks that do not fit the worker never keep
@@ -16,9 +18,18 @@ from zlib import crc32
 
 from taskyard.core.demand_queues import index_queues
 from taskyard.core.entities import SLOTS_UNLIMITED
-from taskyard.core.holds import block_reason, hold_reason, rate_allowance, remaining
-from taskyard.core.lane_queues import raise_lane_needs
-from taskyard.core.lane_rates import allowance, set_timer
+from taskyard.core.holds import (
+    block_reason,
+    fits_some_worker,
+    held_by_isolation,
+    hold_reason,
+    holds_last_attempt,
+    rate_allowance,
+    remaining,
+    reserve,
+    reserved_task,
+)
+from taskyard.core.lane_queues import lane_rate_allowance, raise_lane_needs, set_lane_rate_timer
 from taskyard.core.limits import (
     EXCLUSIVE,
     LANE_RUN_TASKS_MAX,
@@ -26,13 +37,6 @@ from taskyard.core.limits import (
     WIDE_LOOKAHEAD,
 )
 from taskyard.core.model import isolation_room
-from taskyard.core.reservations import (
-    fits_some_worker,
-    held_by_isolation,
-    holds_last_attempt,
-    reserve,
-    reserved_task,
-)
 from taskyard.core.resources import Room, fits, free_beside
 from taskyard.core.states import READY
 
@@ -106,7 +110,8 @@ class Selection:
         return self.tasks
 
     def _keep_for(self, reservation: Reservation) -> bool:
-        """Keep the resources of a reserved task from others. Return whether others may go ahead.
+        """Keep the resources of a reserved task from other tasks. Return whether these may go
+        ahead.
 
         They may while it lacks a resource. If it lacks only slots, any other would delay it.
         """
@@ -175,7 +180,7 @@ class Selection:
             rate = lane.rate
             if rate is not None and rate.next_ns > now_ns and lane.ready:
                 lane.in_rotation = False  # added again by its timer
-                set_timer(self.ledger.rate_timers, lane, rate)
+                set_lane_rate_timer(self.ledger.rate_timers, lane, rate)
                 continue
             if not lane.ready or lane.paused or (lane.leased >= lane_tasks_max and lane.name):
                 lane_group.note_removed(lane)  # added again when it gets work or a lease ends
@@ -216,7 +221,7 @@ class Selection:
                 continue
             if lane.rate is not None and lane.rate.next_ns > self.now_ns:
                 lane.in_rotation = False  # added again by its timer
-                set_timer(self.ledger.rate_timers, lane, lane.rate)
+                set_lane_rate_timer(self.ledger.rate_timers, lane, lane.rate)
                 continue
             rotation.append(lane)
             if lane is not self.kept_lane:
@@ -245,7 +250,7 @@ class Selection:
             if not fits or not lane.ready or lane.paused or lane.service.paused:
                 continue
             if lane.rate is not None and lane.rate.next_ns > self.now_ns:
-                set_timer(self.ledger.rate_timers, lane, lane.rate)
+                set_lane_rate_timer(self.ledger.rate_timers, lane, lane.rate)
             elif lane is not self.kept_lane and not hold_reason(lane, self.now_ns):
                 self._take(lane)
 
@@ -337,10 +342,10 @@ class Selection:
                 return 0
             if active_rule.options.overfeed:
                 room = min(room + self.extra, self._slots_left())
-            kept = 0 if is_reserved else self._reserved_places(lane)
+            kept = 0 if is_reserved else self._reserved_tasks(lane)
             room = min(room, active_rule.lane_tasks_max - lane.leased - kept)
         if active_rule.options.lane_rate_interval_ns:
-            room = min(room, allowance(lane, self.now_ns))
+            room = min(room, lane_rate_allowance(lane, self.now_ns))
         if active_rule.is_simple:
             return room
         if active_rule.options.rate_interval_ns:
@@ -349,7 +354,7 @@ class Selection:
             room = min(room, lane.released - lane.leased)
         return room
 
-    def _reserved_places(self, lane: Lane) -> int:
+    def _reserved_tasks(self, lane: Lane) -> int:
         """Return 1 if the lane keeps a place for a task that waits for another worker, else 0."""
         task = reserved_task(self.ledger, lane)
         if task is None:
@@ -357,7 +362,7 @@ class Selection:
         return int(not self._room_left().fits(task.terms.slots, task.terms.resources))
 
     def _fitting(self, lane: Lane, room: int) -> list[Task]:
-        """Return the next tasks that the worker has room for, skipping wider ones."""
+        """Return the next tasks that the worker has room for, skipping wider tasks."""
         if not self._room_left().fits(lane.slots_min, lane.resources_min):
             self._note_unfit(self._next(lane, WIDE_LOOKAHEAD))
             return []
@@ -372,7 +377,7 @@ class Selection:
         return chosen
 
     def _search(self, lane: Lane, room: int) -> tuple[list[Task], list[Task], list[Demand]]:
-        """Return the next tasks that the worker has room for, the first ones that it has none for,
+        """Return the next tasks that the worker has room for, the first that it has none for,
         and the demands of all tasks if there are no more.
 
         Reads the next tasks in order, and if these are not enough, the index by demand.
@@ -404,10 +409,10 @@ class Selection:
         return chosen, [demand for queue in index_queues(lane) for demand in queue.demands()]
 
     def _places_left(self, lane: Lane) -> int:
-        """Return how many more tasks of a lane may be leased, beside a reserved one."""
+        """Return how many more tasks of a lane may be leased, beside a reserved task."""
         return max(
             0,
-            lane.lane_group.active_rule.lane_tasks_max - lane.leased - self._reserved_places(lane),
+            lane.lane_group.active_rule.lane_tasks_max - lane.leased - self._reserved_tasks(lane),
         )
 
     def _note_unfit(self, tasks: Iterable[Task], *, exclusive: bool = False) -> None:
@@ -482,7 +487,7 @@ class Selection:
     def _first_fit(
         self, tasks: list[Task], left: Room, count: int
     ) -> tuple[list[Task], list[Task]]:
-        """Return the first tasks that fit into the room, and the wider ones before them."""
+        """Return the first tasks that fit into the room, and the wider tasks before them."""
         chosen: list[Task] = []
         wider: list[Task] = []
         too_wide = None
@@ -552,3 +557,50 @@ class Selection:
 def _by_priority(tasks: Iterable[Task]) -> list[Task]:
     """Sort tasks by priority, keeping the order within one priority."""
     return sorted(tasks, key=lambda task: task.terms.priority, reverse=True)
+
+
+def next_of_only_lane(ledger: Ledger, worker: Worker, count: int) -> list[Task] | None:
+    """Return the next tasks for an idle worker whose only service has one lane, without limits.
+
+    The usual case, chosen as a `Selection` would. None: it needs one.
+    """
+    facts, last = worker.facts, worker.lane
+    service = ledger.services.get(facts.services[0]) if len(facts.services) == 1 else None
+    if service is None or len(service.lane_groups) != 1 or service.has_wide_tasks:
+        return None
+    (lane_group,) = service.lane_groups
+    rotation, active_rule = lane_group.rotation, lane_group.active_rule
+    if not (rotation or worker.reservation or service.last_attempts or (last and last.ready)):
+        return []
+    if len(rotation) != 1 or not active_rule.is_simple or active_rule.options.lane_rate_interval_ns:
+        return None
+    lane, room = rotation[0], min(count, worker.slots_free, LEASE_TASKS_MAX)
+    is_special = (
+        *(worker.leases, worker.reservation, facts.reserved_payloads, last and last.name),
+        *(lane.name, lane.extras, lane.other_queues, lane.rate, lane.paused, service.paused),
+        *(service.last_attempts, ledger.paused, ledger.has_worker_limits),
+    )
+    if room <= 0 or any(is_special):
+        return None
+    if not lane.ready:
+        lane_group.note_removed(rotation.popleft())  # added again when it gets work
+        return []
+    return lane.main_queue.peek(room)
+
+
+def has_nothing(ledger: Ledger, service: Service, worker: Worker) -> bool:
+    """Return whether a service has no task for a worker, if that shows at one look.
+
+    An empty lane leaves the rotation, as a `Selection` would take it out.
+    """
+    last, lane_groups = worker.lane, service.lane_groups
+    if len(lane_groups) != 1 or service.last_attempts or worker.reservation:
+        return False
+    if worker.leases and holds_last_attempt(worker):
+        return False
+    rotation, active_rule = lane_groups[0].rotation, lane_groups[0].active_rule
+    if len(rotation) > 1 or (last and last.ready) or ledger.paused or ledger.rules.workers_max:
+        return False
+    if rotation and not rotation[0].ready and active_rule.is_simple:
+        lane_groups[0].note_removed(rotation.popleft())  # added again when it gets work
+    return not rotation

@@ -70,8 +70,8 @@ def faults(submission: Submission) -> Iterator[tuple[Fault, Iterable[tuple[int, 
     if max(map(len, payloads)) > PAYLOAD_BYTES_MAX:
         text = f"payload: at most {PAYLOAD_BYTES_MAX} bytes (put the data in a file and name it)"
         fault, is_shared = (Refusal.TOO_MANY, text), len(payloads) == 1
-        places = range(len(names)) if is_shared else _too_long(payloads, PAYLOAD_BYTES_MAX)
-        yield fault, zip(places, repeat(fault))
+        positions = range(len(names)) if is_shared else _too_long(payloads, PAYLOAD_BYTES_MAX)
+        yield fault, zip(positions, repeat(fault))
     if submission.lanes and max(map(len, submission.lanes)) > NAME_BYTES_MAX:
         fault = Refusal.BAD_NAME, f"a lane's name must have at most {NAME_BYTES_MAX} bytes"
         yield fault, zip(_too_long(submission.lanes, NAME_BYTES_MAX), repeat(fault))
@@ -153,8 +153,8 @@ def changes_fault(changes: TermsChanges) -> Fault | None:
 def _faults_by_terms(submission: Submission) -> Iterator[tuple[int, Fault]]:
     """Yield the tasks with invalid terms."""
     by_terms = [*map(_terms_fault, submission.terms)]
-    for index, place in enumerate(submission.terms_at or repeat(0, len(submission.names))):
-        fault = by_terms[place]
+    for index, position in enumerate(submission.terms_at or repeat(0, len(submission.names))):
+        fault = by_terms[position]
         if fault is not None:
             yield index, fault
 

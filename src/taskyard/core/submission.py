@@ -1,24 +1,29 @@
 """Decides on submissions: new tasks, known tasks, dependencies and refusals.
 
 A batch is accepted as a whole or refused, unless it is partial: then its valid tasks are accepted.
-The common case, new names without predecessors, takes a few operations on whole columns.
+The common case, new names without predecessors, takes a few operations on whole columns. A decision
+stops at the first fault. After it has failed, `refused_tasks` finds every task at fault, so that a
+client can send all other tasks in one further message.
 """
 
 from __future__ import annotations
 
 from collections import ChainMap
+from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field, structs
 
-from taskyard.core import graph, identity, rules
+from taskyard.core import graph, identity, rules, shape
 from taskyard.core.events import DuplicatePolicy, UnknownPolicy
 from taskyard.core.limits import (
     AFTER_MAX,
     NAME_BYTES_MAX,
+    REFUSED_TASKS_MAX,
     TASKS_MAX,
 )
-from taskyard.core.model import Digests, Refusal, shown
+from taskyard.core.model import Digests, Refusal, RefusedTask, shown
 from taskyard.core.records import Extended, Submitted
 from taskyard.core.shape import BatchRefused, SubmissionRefused, check_shape
 from taskyard.core.states import CANCELLED, DONE, LEASED
@@ -45,7 +50,7 @@ class SubmissionDecision(Struct):
 
 
 class Dependencies(Struct):
-    """Predecessors of tasks, split into unfinished and done ones."""
+    """Predecessors of tasks, split into unfinished and done."""
 
     after: list[list[bytes]] | None = None
     after_done: list[list[bytes]] | None = None
@@ -55,7 +60,7 @@ class BatchGraph(Struct):
     """Properties of a submission's own graph."""
 
     #: Index of each name.
-    places: dict[bytes, int]
+    positions: dict[bytes, int]
     #: All predecessors are in the batch, once, before their dependents.
     ordered: bool = True
 
@@ -134,9 +139,9 @@ def decide(ledger: Ledger, event: SubmitRequested, at_ns: int) -> SubmissionDeci
     if sum(ledger.counts) + len(submission.names) > TASKS_MAX:
         _check_room(ledger, len(submission.names))
     batch = _index_batch(submission)
-    if len(batch.places) != len(submission.names):
+    if len(batch.positions) != len(submission.names):
         raise SubmissionRefused(*DUPLICATE)
-    if ledger.tasks.keys().isdisjoint(batch.places):
+    if ledger.tasks.keys().isdisjoint(batch.positions):
         return _accept_new(ledger, event, submission, batch, at_ns)
     return _accept_mixed(ledger, event, batch, at_ns)
 
@@ -155,16 +160,16 @@ def _index_batch(submission: Submission) -> BatchGraph:
     """Index the names of a submission, and check whether predecessors precede dependents."""
     if submission.after is None:
         return BatchGraph(dict.fromkeys(submission.names, 0))
-    places: dict[bytes, int] = {}
+    positions: dict[bytes, int] = {}
     ordered = True
     for name, names in zip(submission.names, submission.after, strict=True):
         for before in names:
-            if before not in places:
+            if before not in positions:
                 ordered = False
         if len(names) > 1 and len(dict.fromkeys(names)) < len(names):
             ordered = False
-        places[name] = len(places)
-    return BatchGraph(places, ordered)
+        positions[name] = len(positions)
+    return BatchGraph(positions, ordered)
 
 
 def _accept_new(
@@ -224,12 +229,12 @@ def check_extendable(task: Task | None) -> None:
 
 
 class PayloadComparer:
-    """Compares payloads with those of known tasks. A payload that many tasks share, maybe of a
+    """Compares payloads with payloads of known tasks. A payload that many tasks share, maybe of a
     megabyte, is compared once."""
 
     def __init__(self) -> None:
         self._digests = Digests()
-        #: The latest equal pair: the payload of a known task, and the submitted one.
+        #: The latest equal pair: the payload of a known task, and the submitted payload.
         self._equal: tuple[Content, Content] = (b"", b"")
 
     def of(self, task: Task, payload: Content) -> bool:
@@ -258,7 +263,7 @@ def _extend(
     split: tuple[list[int], list[int]],
     at_ns: int,
 ) -> SubmissionDecision:
-    """Accept new tasks and extend known ones. The graph is checked as a whole."""
+    """Accept new tasks and extend known tasks. The graph is checked as a whole."""
     submission, (new, existing) = event.submission, split
     waits = _resolve(ledger, event, submission, batch)
     _check_cycle(ledger, submission, waits, batch, anywhere=True)
@@ -280,13 +285,13 @@ def _extend(
 def _resolve(
     ledger: Ledger, event: SubmitRequested, submission: Submission, batch: BatchGraph
 ) -> Dependencies:
-    """Split the predecessors of each task into unfinished and done ones."""
+    """Split the predecessors of each task into unfinished and done."""
     after = submission.after
     if after is None or batch.ordered:
         return Dependencies(after)
     pairs = [
         split_predecessors(
-            ledger, names, event.unknown, batch.places, submission.terms_of(index).campaign
+            ledger, names, event.unknown, batch.positions, submission.terms_of(index).campaign
         )
         for index, names in enumerate(after)
     ]
@@ -301,7 +306,7 @@ def split_predecessors(
     batch: Container[bytes],
     campaign: bytes = b"",
 ) -> tuple[list[bytes], list[bytes]]:
-    """Split the predecessors of a task of this campaign into unfinished and done ones."""
+    """Split the predecessors of a task of this campaign into unfinished and done."""
     waiting: list[bytes] = []
     done: list[bytes] = []
     for name in dict.fromkeys(names) if len(names) > 1 else names:
@@ -341,21 +346,23 @@ def _check_cycle(
     *,
     anywhere: bool = False,
 ) -> None:
-    """Refuse a cycle. Searches only where one is possible: a new task that waits for earlier tasks
+    """Refuse a cycle. Searches only where it is possible: a new task that waits for earlier tasks
     of its batch and for known tasks can't close one, unless a task waits for it already."""
     if waits.after is None:
         return
-    awaited = bool(ledger.awaited.tasks) and ledger.awaited.has_any(batch.places)
+    awaited = bool(ledger.awaited.tasks) and ledger.awaited.has_any(batch.positions)
     if anywhere or awaited or _has_forward_edges(waits.after, batch):
         check_acyclic(ledger, dict(zip(submission.names, waits.after, strict=True)))
 
 
 def _has_forward_edges(after: list[list[bytes]], batch: BatchGraph) -> bool:
-    """Return whether a task waits for a later one of the batch, or for itself."""
+    """Return whether a task waits for a later task of the batch, or for itself."""
     if batch.ordered:
         return False
     return any(
-        batch.places.get(name, -1) >= index for index, names in enumerate(after) for name in names
+        batch.positions.get(name, -1) >= index
+        for index, names in enumerate(after)
+        for name in names
     )
 
 
@@ -368,9 +375,180 @@ def check_acyclic(ledger: Ledger, after: dict[bytes, list[bytes]]) -> None:
 
 
 def awaited(ledger: Ledger, names: Iterable[bytes]) -> Mapping[bytes, list[Task]]:
-    """Return the tasks that wait for unknown keys, including those of these new names."""
+    """Return the tasks that wait for unknown keys, including keys of these new names."""
     awaited = ledger.awaited
     if not awaited.keys_by_name:
         return awaited.tasks
     new = {name: awaited.waiting_for(name) for name in names if name in awaited.keys_by_name}
     return ChainMap(new, awaited.tasks)
+
+
+#: Refusals of single tasks. Any other concerns the whole submission.
+_PER_TASK_REFUSALS: Final = (
+    Refusal.BUSY,
+    Refusal.CANCELLED,
+    Refusal.CONFLICT,
+    Refusal.CYCLE,
+    Refusal.UNKNOWN,
+)
+
+
+def decide_partial(ledger: Ledger, event: SubmitRequested, at_ns: int) -> SubmissionDecision:
+    """Decide like `decide`, but merge tasks of one name, and refuse only invalid tasks."""
+    try:
+        return decide(ledger, event, at_ns)
+    except SubmissionRefused as refusing:
+        if refusing.refusal is Refusal.DUPLICATE:
+            merged = structs.replace(event, submission=_merged(event.submission))
+            return decide_partial(ledger, merged, at_ns)
+        if refusing.refusal not in _PER_TASK_REFUSALS:
+            raise
+    faults: dict[int, Fault] = {}
+    _find_invalid(ledger, event, faults)
+    names = event.submission.names
+    refused = {names[index]: fault for index, fault in faults.items()}
+    sound = [index for index in range(len(names)) if index not in faults]
+    if not sound:
+        return SubmissionDecision([], 0, 0, refused)
+    event = structs.replace(event, submission=event.submission.part(sound))
+    taken = decide(ledger, event, at_ns)
+    taken.refused = refused
+    return taken
+
+
+def _merged(batch: Submission) -> Submission:
+    """Merge tasks of one name into the first, with the predecessors of all."""
+    names = batch.names
+    first: dict[bytes, int] = {}
+    for index, name in enumerate(names):
+        first.setdefault(name, index)
+    merged = batch.part([*first.values()])
+    if batch.after is not None:
+        union: dict[bytes, dict[bytes, None]] = {name: {} for name in first}
+        for name, after in zip(names, batch.after, strict=True):
+            union[name].update(dict.fromkeys(after))
+        merged.after = [[*after] for after in union.values()]
+    return merged
+
+
+def refused_tasks(ledger: Ledger, event: SubmitRequested) -> list[RefusedTask]:
+    """Return the tasks at fault in a submission that was refused, dependents last.
+
+    The event has names, not keys, and matching columns. Takes longer than a decision.
+    """
+    asked = event.submission
+    faults: dict[int, Fault] = {}
+    for _, tasks in shape.faults(asked):
+        for index, fault in tasks:
+            faults.setdefault(index, fault)
+    campaigns = dict.fromkeys(terms.campaign for terms in asked.terms)
+    wrong = {name: None for name in campaigns if identity.SEPARATOR in name}
+    batch, other = identity.keyed_with_faults(ledger, asked)
+    for index, key in enumerate(batch.names):
+        if wrong and asked.terms_of(index).campaign in wrong:
+            faults.setdefault(index, campaign_fault(asked.terms_of(index).campaign))
+        elif len(key) > NAME_BYTES_MAX:
+            faults.setdefault(index, (Refusal.BAD_NAME, FULL_NAME_TEXT))
+    for index, text in other.items():
+        faults.setdefault(index, (Refusal.CONFLICT, text))
+    event = structs.replace(event, submission=batch)
+    with suppress(BatchRefused):
+        event = expand_campaigns(ledger, event)
+    _find_invalid(ledger, event, faults)
+    return [
+        RefusedTask(index, _full_name(asked, index), refusal, text)
+        for index, (refusal, text) in islice(faults.items(), REFUSED_TASKS_MAX)
+    ]
+
+
+def _full_name(batch: Submission, index: int) -> bytes:
+    full = identity.spelling(batch.terms_of(index).campaign, batch.names[index])
+    return full[:NAME_BYTES_MAX]
+
+
+def _find_invalid(ledger: Ledger, event: SubmitRequested, faults: dict[int, Fault]) -> None:
+    """Add the tasks that the ledger or the batch does not allow: invalid themselves, on a cycle, or
+    dependents of tasks at fault. The event has keys."""
+    batch = event.submission
+    positions: dict[bytes, int] = {}
+    for index, name in enumerate(batch.names):
+        if positions.setdefault(name, index) != index:
+            faults.setdefault(index, DUPLICATE)
+    waits = _valid_edges(ledger, event, faults)
+    if batch.after is None:
+        return
+    extends = event.repeat is DuplicatePolicy.EXTEND
+    members = {
+        name: None
+        for name in positions
+        if (extends or name in waits or name not in ledger.tasks)
+        and 0 < len(name) <= NAME_BYTES_MAX
+    }
+    for name, before in waits.items():
+        if not before:
+            continue
+        campaign = batch.terms_of(positions[name]).campaign
+        try:
+            split_predecessors(ledger, before, event.unknown, members, campaign)
+        except SubmissionRefused as refusing:
+            faults[positions[name]] = refusing.fault
+    cyclic = graph.names_on_cycles(ledger.tasks, awaited(ledger, waits), waits)
+    for name in waits:
+        if name in cyclic:
+            text = f"task {shown(name)} would wait for itself"
+            faults.setdefault(positions[name], (Refusal.CYCLE, text))
+    _find_dependents(ledger, event, waits, positions, faults)
+
+
+def _valid_edges(
+    ledger: Ledger, event: SubmitRequested, faults: dict[int, Fault]
+) -> dict[bytes, list[bytes]]:
+    """Return the predecessors of new and extended tasks. Add known tasks that are invalid."""
+    batch, waits = event.submission, dict[bytes, list[bytes]]()
+    known, after = ledger.tasks, batch.after
+    comparer = PayloadComparer()
+    for index, name in enumerate(batch.names):
+        if index in faults:
+            continue
+        task = known.get(name)
+        if task is None:
+            waits[name] = after[index] if after else []
+            continue
+        try:
+            check_owner(task, batch.terms_of(index).campaign)
+            if event.repeat is DuplicatePolicy.EXTEND:
+                check_extendable(task)
+                waits[name] = after[index] if after else []
+            else:
+                check_same(task, batch, index, comparer)
+        except SubmissionRefused as refusing:
+            faults[index] = refusing.fault
+    return waits
+
+
+def _find_dependents(
+    ledger: Ledger,
+    event: SubmitRequested,
+    waits: dict[bytes, list[bytes]],
+    positions: dict[bytes, int],
+    faults: dict[int, Fault],
+) -> None:
+    """Add the tasks that wait for tasks at fault. Of a submission that is not partial, only if
+    unknown predecessors are refused and the ledger has no other task of that name."""
+    if not event.partial and event.unknown is not UnknownPolicy.REFUSE:
+        return
+    dependents: dict[bytes, list[bytes]] = {}
+    for name, befores in waits.items():
+        for one in befores:
+            dependents.setdefault(one, []).append(name)
+    line = [name for name, index in positions.items() if index in faults]
+    for name in line:  # grows while it is walked
+        known = ledger.tasks.get(name)
+        own = event.submission.terms_of(positions[name]).campaign
+        if not event.partial and known is not None and known.terms.campaign == own:
+            continue
+        for dependent in dependents.get(name, ()):
+            if positions[dependent] not in faults:
+                text = f"task {shown(dependent)} waits for {shown(name)}, which was refused"
+                faults[positions[dependent]] = (faults[positions[name]][0], text)
+                line.append(dependent)

@@ -41,7 +41,7 @@ def watch_requested(context: Context, event: events.WatchRequested) -> None:
 
 
 def watch(context: Context, watcher: _Subscription, names: list[bytes]) -> None:
-    """Subscribe to tasks. Settled ones are notified at once."""
+    """Subscribe to tasks. Settled tasks are notified at once."""
     if not names:
         context.send(Settled(*watcher, [], [], []))  # an empty subscription is settled
     if names:

@@ -1,7 +1,7 @@
 """Pages of a listing: which tasks fit, and where the next page starts.
 
 A cursor is the place of a task in the table, and a table can only be read from its start. So the
-place where a page ended is kept, and the next page skips nothing: a listing is one pass.
+position where a page ended is kept, and the next page skips nothing: a listing is one pass.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from taskyard.core.entities import Task
     from taskyard.core.events import Scope
 
-#: Places that are kept, for as many listings at once. The oldest is dropped.
-WALKS_MAX: Final = 8
+#: Positions that are kept, for as many listings at once. The oldest is dropped.
+CURSORS_MAX: Final = 8
 
 
-class TaskWalk:
-    """A place in a table of tasks that is read on from there."""
+class TaskCursor:
+    """A position in a table of tasks that is read on from there."""
 
-    def __init__(self, tasks: Iterable[Task], place: int) -> None:
-        self.place = place
-        self._rest = islice(tasks, place, None)
+    def __init__(self, tasks: Iterable[Task], position: int) -> None:
+        self.position = position
+        self._rest = islice(tasks, position, None)
         self._ahead: list[Task] = []
 
     def take(self, count: int) -> list[Task]:
@@ -36,37 +36,37 @@ class TaskWalk:
         taken = [*self._ahead[:count]]
         del self._ahead[:count]
         taken += islice(self._rest, count - len(taken))
-        self.place += len(taken)
+        self.position += len(taken)
         return taken
 
     def put_back(self, tasks: list[Task]) -> None:
         """Return the last of the tasks that were taken, to be taken again."""
         self._ahead[:0] = tasks
-        self.place -= len(tasks)
+        self.position -= len(tasks)
 
 
-class TaskWalks:
-    """The places where pages of one table ended.
+class TaskCursors:
+    """The positions where pages of one table ended.
 
     They hold while its version is the same.
     """
 
     def __init__(self) -> None:
-        #: By place, oldest first.
-        self._kept: dict[int, TaskWalk] = {}
+        #: By position, oldest first.
+        self._kept: dict[int, TaskCursor] = {}
         self._version = -1
 
-    def resume(self, tasks: Iterable[Task], version: int, place: int) -> TaskWalk:
-        """Return a walk that is at this place."""
-        kept = self._kept.pop(place, None) if self._version == version else None
-        return TaskWalk(tasks, place) if kept is None else kept
+    def resume(self, tasks: Iterable[Task], version: int, position: int) -> TaskCursor:
+        """Return a cursor that is at this position."""
+        kept = self._kept.pop(position, None) if self._version == version else None
+        return TaskCursor(tasks, position) if kept is None else kept
 
-    def keep(self, version: int, walk: TaskWalk) -> None:
+    def keep(self, version: int, cursor: TaskCursor) -> None:
         if self._version != version:
             self.clear()
             self._version = version
-        self._kept[walk.place] = walk
-        if len(self._kept) > WALKS_MAX:
+        self._kept[cursor.position] = cursor
+        if len(self._kept) > CURSORS_MAX:
             del self._kept[next(iter(self._kept))]
 
     def clear(self) -> None:
@@ -79,26 +79,26 @@ class FoundTasks:
     def __init__(self) -> None:
         self.tasks: list[Task] = []
         #: The cursor behind each task, of a page with measurements.
-        self.places: list[int] = []
+        self.positions: list[int] = []
 
 
-def read_page(walk: TaskWalk, total: int, event: events.ListRequested) -> FoundTasks:
-    """Read the next matching tasks. The walk ends where the next page starts."""
+def read_page(cursor: TaskCursor, total: int, event: events.ListRequested) -> FoundTasks:
+    """Read the next matching tasks. The cursor ends where the next page starts."""
     limit = LIST_MEASURED_MAX if event.measured else LIST_TASKS_MAX
     count = min(max(event.count, 1), limit)
-    end = min(walk.place + LIST_SCAN_MAX, total)
+    end = min(cursor.position + LIST_SCAN_MAX, total)
     match = event.match or event.scope.match
     found = FoundTasks()
-    while walk.place < end:
-        first = walk.place
-        step = walk.take(min(LIST_BATCH, end - first))
+    while cursor.position < end:
+        first = cursor.position
+        step = cursor.take(min(LIST_BATCH, end - first))
         fitting = _matching(step, event.scope, match)[: count - len(found.tasks)]
         found.tasks += fitting
         if event.measured:
             behind = {id(task): first + index for index, task in enumerate(step, start=1)}
-            found.places += [behind[id(task)] for task in fitting]
+            found.positions += [behind[id(task)] for task in fitting]
         if len(found.tasks) == count:
-            walk.put_back(step[step.index(fitting[-1]) + 1 :])
+            cursor.put_back(step[step.index(fitting[-1]) + 1 :])
             break
     return found
 

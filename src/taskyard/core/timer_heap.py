@@ -24,8 +24,8 @@ class TimerHeap:
 
     def __init__(self) -> None:
         self._numbers = count(1)
-        #: (when, number, kind, key), and last one that is never due. So `heap[0][0]` is when the
-        #: next timer is due.
+        #: (when, number, kind, key), and last a timer that is never due. So `heap[0][0]` is when
+        #: the next timer is due.
         self.heap: list[tuple[int, int, Any, Any]] = [(NEVER_NS, 0, None, None)]
 
     def add(self, at_ns: int, kind: Any, key: Any) -> None:  # noqa: ANN401
@@ -39,7 +39,7 @@ class TimerHeap:
         return due
 
     def join(self, other: TimerHeap) -> None:
-        """Share the heap of another one from now on, with the timers so far."""
+        """Share the heap of another object from now on, with the timers so far."""
         if self.heap is not other.heap:
             for at_ns, _, kind, key in sorted(self.heap)[:-1]:
                 other.add(at_ns, kind, key)

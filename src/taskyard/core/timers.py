@@ -1,6 +1,6 @@
 """Decides on events of time and settings: due times, expiries, timeouts, rates, debounce, rules.
 
-Timers by the monotonic clock are in one heap of the `Context`, but for rates. Those of the wall
+Timers by the monotonic clock are in one heap of the `Context`, but for rates. Timers of the wall
 clock are in the ledger, where millions of tasks have some. `next_ns` is the earliest.
 """
 
@@ -9,11 +9,11 @@ from __future__ import annotations
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
-from taskyard.core import assignment, deadlines, expiry, lane_queues, membership, subscriptions
+from taskyard.core import assignment, deadlines, lane_queues, membership, subscriptions
 from taskyard.core.context import TimerKind
 from taskyard.core.limits import TIMER_TASKS_MAX
 from taskyard.core.records import CameDue, ReportedLate
-from taskyard.core.states import BLOCKED, DELAYED, LEASED, PARKED, READY, WOKEN, WorkerCause
+from taskyard.core.states import BLOCKED, DELAYED, LEASED, READY, WOKEN, WorkerCause
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,7 +60,7 @@ def clock_set(context: Context, event: events.ClockSet) -> None:
 
 def _follow_wall_clock(context: Context) -> None:
     """Process the timers of the wall clock. Timeouts of workers do not depend on it."""
-    expiry.expire_tasks(context)
+    assignment.expire_tasks(context)
     _come_due(context)
     _report_late(context)
 
@@ -154,9 +154,7 @@ def _end_uncertain(context: Context, name: bytes) -> None:
     if deadline_ns <= context.now_ns:  # else its facts or leases have changed
         membership.end_uncertain_leases(context, worker)
         context.schedule_timeout(worker)  # its timeout may be shorter now
-        # One that has not been heard since a restart gets no task. A parked one has been.
-        if worker.state is PARKED or worker.last_seen_ns > context.resumed_ns:
-            membership.on_slot_free(context, worker)
+        membership.on_slot_taken_back(context, worker)
     context.schedule_deadline(worker)
 
 
@@ -182,7 +180,7 @@ def _end_wake(context: Context, name: bytes) -> None:
     if worker is not None and worker.state is WOKEN:
         worker.turn(WorkerCause.PASSED_OVER)
         context.use_count += 1
-        worker.last_used = context.use_count  # the others are woken first
+        worker.last_used = context.use_count  # all other workers are woken first
         assignment.list_parked(context.ledger, worker)
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def refuses_newcomer(context: Context, event: events.WorkerRegistered) -> bool:
-    """Return whether the name of a registering process is held by another one."""
+    """Return whether the name of a registering process is held by another process."""
     name, facts = event.worker, event.facts
     if _is_replaced(context, name, facts.incarnation):
         return True

@@ -3,7 +3,8 @@
 Owns every colour, for light and for dark. `stylesheet` is CSS with custom properties, `script` is
 JavaScript that styles a Plotly figure, and `PALETTES` serves programs that draw by themselves. A
 figure names its colours, such as `@done`, so that it follows the reader's light or dark mode.
-Must not know the core: a test compares the names of states.
+Durations and sizes read the same in both. Must not know the core: a test compares the names of
+states.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ _TEXT_DARK: Final = {
     "purple": "#dd9dc0",
 }  # fmt: skip
 
-#: Colours of charts: Okabe and Ito's, made for every kind of colour vision. Those that are too pale
-#: on white are darker here. Series have a contrast of at least 3 to `ground`.
+#: Colours of charts: Okabe and Ito's, made for every kind of colour vision. Colours that are too
+#: pale on white are darker here. Series have a contrast of at least 3 to `ground`.
 _CHART_LIGHT: Final = {
     "blue": "#0072b2", "orange": "#c98500", "green": "#009e73", "red": "#d55e00", "sky": "#3096d3",
     "purple": "#c2689b", "grey": "#87919d", "pale": "#c9d1da", "ink": "#1b2430", "quiet": "#5a6675",
@@ -141,3 +142,54 @@ def _properties(mode: str) -> str:
 
 def _read(name: str) -> str:
     return (files("taskyard.design") / name).read_text(encoding="utf-8")
+
+
+_MICROSECOND_NS: Final = 1_000
+_MILLISECOND_NS: Final = 1_000_000
+_SECOND_NS: Final = 1_000_000_000
+
+#: Below this, milliseconds and seconds have a fraction.
+_FEW: Final = 10
+
+#: Seconds of each unit, the largest first, with the unit below it.
+_UNITS: Final = ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s"))
+
+_SIZES: Final = ("B", "kB", "MB", "GB", "TB")
+_SIZE_STEP: Final = 1000
+
+
+def format_duration(time_ns: float) -> str:
+    """Format a duration: `35 µs`, `2.5 ms`, `4.2 s`, `41 min`, `5 h 12 min`."""
+    seconds = time_ns / _SECOND_NS
+    if 0 < time_ns < _MILLISECOND_NS:
+        return f"{time_ns / _MICROSECOND_NS:.3g} µs"
+    if 0 < seconds < 1:
+        millis = time_ns / _MILLISECOND_NS
+        return f"{millis:.2g} ms" if millis < _FEW else f"{millis:.0f} ms"
+    if seconds < _FEW:
+        return f"{seconds:.1f} s" if seconds else "0 s"
+    whole = round(seconds)
+    for large, name, small, part in _UNITS:
+        if whole >= large:
+            return _two_units(whole, (large, name), (small, part))
+    return f"{whole} s"
+
+
+def _two_units(whole: int, large: tuple[int, str], small: tuple[int, str]) -> str:
+    """Format two units, or one if the second adds little."""
+    count, rest = divmod(whole, large[0])
+    left = rest // small[0]
+    if count >= _FEW or not left:
+        return f"{round(whole / large[0])} {large[1]}"
+    return f"{count} {large[1]} {left} {small[1]}"
+
+
+def format_bytes(number: float) -> str:
+    """Format a number of bytes: `512 B`, `1.2 GB`."""
+    amount, units = float(number), iter(_SIZES)
+    unit = next(units)
+    for larger in units:
+        if round(amount) < _SIZE_STEP:
+            break
+        amount, unit = amount / _SIZE_STEP, larger
+    return f"{amount:.3g} {unit}"

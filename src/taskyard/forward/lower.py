@@ -25,7 +25,7 @@ from taskyard.core.resources import MEMORY, UNIT
 from taskyard.core.runs import Run
 from taskyard.errors import BytesTruncated
 from taskyard.net import endpoints
-from taskyard.wire.native.reads import StreamPages
+from taskyard.wire.native.task_contents import StreamPages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -23,12 +23,13 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
+from taskyard.calls.payloads import CALL, EXEC
+from taskyard.calls.plain_pickles import looks_pickled
 from taskyard.client.internal import InternalClient
-from taskyard.core.blobs import Blob, text_of
+from taskyard.core.blobs import Blob, blobs_in, text_of
 from taskyard.core.events import Outcome
 from taskyard.core.model import shown
 from taskyard.core.output import Stream
-from taskyard.core.task_inputs import blobs_in
 from taskyard.errors import (
     BytesMissing,
     ClientClosed,
@@ -42,8 +43,6 @@ from taskyard.forward.lower import LowerBroker, upper_label
 from taskyard.net import sockets
 from taskyard.net.channel import Channel
 from taskyard.net.host import Host, Waker
-from taskyard.wire.payloads import CALL, EXEC
-from taskyard.wire.plain_pickles import looks_pickled
 from taskyard.worker.jobs import Job, JobResult, cut_reason
 from taskyard.worker.native import NativeWorkerLoop
 from taskyard.worker.native_process import SocketWorker

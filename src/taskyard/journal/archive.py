@@ -20,20 +20,14 @@ from zlib import crc32
 
 import msgspec
 
-from taskyard.core.blobs import DIGEST_BYTES, Content
+from taskyard.core.blobs import DIGEST_BYTES, Content, blobs_of
 from taskyard.core.identity import SEPARATOR, prefix
 from taskyard.core.model import EndedTask
 from taskyard.core.states import TaskState
-from taskyard.core.task_inputs import blobs_of
 from taskyard.errors import JournalDamaged
 from taskyard.journal import schema
 from taskyard.journal.chain import Head, origin, seal, unseal
-from taskyard.journal.files import (
-    RESTORE_HINT,
-    SYNC_BYTES,
-    make_private_directory,
-    sync_directory,
-)
+from taskyard.journal.files import RESTORE_HINT, SYNC_BYTES, make_private_directory, sync_directory
 from taskyard.journal.schema import Connect, DiskErrors
 
 FILE_NAME: Final = "finished.sqlite"

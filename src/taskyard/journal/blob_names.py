@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from taskyard.core import identity
-from taskyard.core.blobs import Blob, text_of
+from taskyard.core.blobs import PICKLE_MARK, Blob, blobs_of, results_needed, text_of
 from taskyard.core.records import Finished, Progressed, Submitted
-from taskyard.core.task_inputs import PICKLE_MARK, blobs_of, needed
 from taskyard.journal.recovery import records_of
 
 if TYPE_CHECKING:
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from taskyard.core.records import AnyRecord
     from taskyard.journal.archive import Archive
     from taskyard.journal.store import StoreReader
-
 
 #: The records that may name blobs.
 NAMING: Final[frozenset[type]] = frozenset((Submitted, Finished, Progressed))
@@ -60,7 +58,7 @@ def blobs_needed(task: Task, result_of: Callable[[bytes], Content | None]) -> se
     `result_of` returns the result of a task that is done.
     """
     found = {*blobs_of(task.payload)}
-    for name in needed(text_of(task.payload)):
+    for name in results_needed(text_of(task.payload)):
         key = name.encode()
         content = result_of(identity.spelling(task.terms.campaign, key))
         if content is None:  # it is outside the task's campaign

@@ -22,7 +22,7 @@ from taskyard.net import sockets
 from taskyard.net.host import Poller
 from taskyard.net.options import FRAME_BYTES_MAX
 from taskyard.net.protocols import SystemClock
-from taskyard.wire.native import development, peer
+from taskyard.wire.native import peer, raw_messages
 from taskyard.wire.native.peer import Reply
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from taskyard.net.keys import PeerKey
     from taskyard.net.protocols import MonotonicClock, PeerTransport
-
 
 #: With open requests and no reply for this long, ping the broker. Connections are checked as often.
 PING_NS: Final = SECOND_NS // 2
@@ -171,7 +170,7 @@ class Channel:
             try:
                 reply = Reply(frames[-1])
             except Malformed:  # the request is sent again
-                development.check_reply(frames[-1])
+                raw_messages.check_development_reply(frames[-1])
                 continue
             if self._take(reply, frames[-1]):
                 arrived.append(reply)
@@ -186,7 +185,7 @@ class Channel:
             self._on_broker(reply.broker, number)
         if request is None:
             if not number:
-                development.check_reply(body)
+                raw_messages.check_development_reply(body)
             return False
         if reply.kind == peer.ERROR and reply.code in peer.POSTPONED:
             self._postpone(number, request, reply.reason)

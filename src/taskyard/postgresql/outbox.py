@@ -25,16 +25,16 @@ from taskyard.campaign.batches import encode_batch, encode_text, joined, task_by
 from taskyard.campaign.lanes import LaneTemplates
 from taskyard.campaign.task_spec import check_task
 from taskyard.campaign.values import TimeSpec
+from taskyard.core.blobs import PICKLE_MARK, blobs_in
 from taskyard.core.events import UnknownPolicy
 from taskyard.core.identity import spelling
 from taskyard.core.model import Refusal
-from taskyard.core.task_inputs import PICKLE_MARK, blobs_in
 from taskyard.errors import NoBroker, UserError
 from taskyard.net.channel import BlockingChannel
 from taskyard.postgresql import database
 from taskyard.postgresql.database import Connection
 from taskyard.postgresql.leader import HELD, Term
-from taskyard.wire.native import peer, value_messages
+from taskyard.wire.native import peer, task_contents
 
 if TYPE_CHECKING:
     from taskyard.core.model import Submission
@@ -386,7 +386,7 @@ def _renew(connection: Connection, channel: BlockingChannel) -> None:
     """Keep the blobs that refused rows name, which a user may have submitted again."""
     for line in first_lines(connection, PICKLE_MARK):
         for name in blobs_in(line):
-            channel.ask(partial(value_messages.put_value, value=name.encode()))
+            channel.ask(partial(task_contents.put_blob, value=name.encode()))
 
 
 def _encode(row: OutboxRow) -> Submission:

@@ -18,9 +18,9 @@ from taskyard.core.model import Refusal, shown
 from taskyard.errors import Malformed, Refused
 from taskyard.net.options import FRAME_BYTES_MAX
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire.native import development
-from taskyard.wire.native.counts import RELAYED_MAX
+from taskyard.wire.native import raw_messages
 from taskyard.wire.native.frames import parse
+from taskyard.wire.native.raw_messages import RELAYED_MAX
 from taskyard.wire.native.relays import BUNDLE_BYTES_MAX, DEPTH_MAX, PEERS_MAX, bundles
 
 if TYPE_CHECKING:
@@ -159,11 +159,11 @@ class Condenser:
             query = parse(_Q, frames[-1])
             envelopes = [parse(pb.Envelope, raw) for raw in query.envelope]
         except Malformed:
-            development.check_reply(frames[-1])
+            raw_messages.check_development_reply(frames[-1])
             self.malformed += 1
             return []
         if query.type != _Q.Relay:
-            development.check_reply(frames[-1])
+            raw_messages.check_development_reply(frames[-1])
             self._note_refusal(query)
             return []
         return [

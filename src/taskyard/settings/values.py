@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
+from taskyard.calls.scripts import scripts_in
 from taskyard.core.limits import NAME_BYTES_MAX, NUMBER_MAX, RETRIES_MAX, SECOND_NS
 from taskyard.core.resources import CPUS, GPUS, MEMORY, RESOURCES_MAX, UNIT
-from taskyard.core.scripts import scripts_in
 from taskyard.errors import UserError
 
 if TYPE_CHECKING:

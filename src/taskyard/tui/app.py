@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from taskyard.client.internal import BrokerLink, InternalClient
     from taskyard.client.task_filters import Filter
     from taskyard.tui.screens import Row, View
-    from taskyard.wire.native.reads import Part
+    from taskyard.wire.native.task_contents import Part
 
 #: Output before the last so many bytes is not read.
 TAIL_BYTES: Final = 64 * 1024

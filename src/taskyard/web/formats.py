@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from markupsafe import Markup
 
-from taskyard.design.quantities import format_bytes, format_duration
+from taskyard.design import format_bytes, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

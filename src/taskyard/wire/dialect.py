@@ -33,7 +33,8 @@ Reply: TypeAlias = tuple[bytes, list[bytes]]
 #: for all. A listener with several endpoints counts once.
 DIALECTS_MAX: Final = 64
 
-#: Prefixes of worker names. Each is reserved for its dialect, and the native one refuses them all.
+#: Prefixes of worker names. Each is reserved for its dialect, and the native dialect refuses them
+#: all.
 ROUND_ROBIN: Final = b"round-robin:"
 PING_PONG: Final = b"ping-pong:"
 WMP: Final = b"wmp:"

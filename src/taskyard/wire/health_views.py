@@ -6,26 +6,25 @@ the broker starts. The owner of the broker fills in what the scheduler does not 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from msgspec import Struct, field
 
 from taskyard.core.counters import OUTCOMES, TASK_BOUNDS_NS, TURN_BOUNDS_NS
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import shown
+from taskyard.wire.documents import Document, filled
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from taskyard.core import counters
 
 
-class HealthPart(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Base of the broker's health and its parts."""
-
-
-class Histogram(HealthPart):
+class Histogram(Document):
     """Durations in seconds, counted in buckets."""
 
-    #: One count for each bound, which it includes, and one for all that is longer.
+    #: A count for each bound, which it includes, and one for all that is longer.
     counts: list[int]
     #: All durations together.
     sum: float
@@ -35,7 +34,7 @@ class Histogram(HealthPart):
     longest: float
 
 
-class ServiceHealth(HealthPart):
+class ServiceHealth(Document):
     """The attempts of a service."""
 
     #: `(other)` stands for services beyond the first 200.
@@ -49,8 +48,8 @@ class ServiceHealth(HealthPart):
     wait: Histogram
 
 
-class RelayHealth(HealthPart):
-    """A relay that has sent messages. Those of other dialects can't be told from their peers."""
+class RelayHealth(Document):
+    """A relay that has sent messages. Relays of other dialects can't be told from their peers."""
 
     #: `native` or `wmp`.
     dialect: str
@@ -68,7 +67,7 @@ class RelayHealth(HealthPart):
     last_seen_ago: float
 
 
-class OutboxHealth(HealthPart):
+class OutboxHealth(Document):
     """Tasks in the outbox of a broker on PostgreSQL, as of the last second."""
 
     #: Not submitted yet.
@@ -77,7 +76,7 @@ class OutboxHealth(HealthPart):
     refused: int
 
 
-class StandbyHealth(HealthPart):
+class StandbyHealth(Document):
     """A standby of this broker."""
 
     host: str
@@ -91,7 +90,7 @@ class StandbyHealth(HealthPart):
     last_seen_ago: float
 
 
-class LeaderHealth(HealthPart):
+class LeaderHealth(Document):
     """The term of a broker whose journal is in PostgreSQL."""
 
     epoch: int
@@ -100,11 +99,11 @@ class LeaderHealth(HealthPart):
     endpoints: list[str]
     #: Seconds that a standby waits before it takes over from this broker.
     lease: float
-    #: Those that reported since this broker started.
+    #: Standbys that reported since this broker started.
     standbys: list[StandbyHealth]
 
 
-class Health(HealthPart):
+class Health(Document):
     """The broker's own health. Counters begin at 0 when it starts."""
 
     started: float
@@ -114,7 +113,7 @@ class Health(HealthPart):
     #: Turns, from their messages to their replies, and the commits in them.
     turns: Histogram
     syncs: Histogram
-    #: On the disk. Rows are those that no snapshot covers yet.
+    #: On the disk. Rows that a snapshot covers do not count.
     journal_bytes: int
     journal_rows: int
     history_bytes: int
@@ -134,7 +133,7 @@ class Health(HealthPart):
     #: Reports of attempts that were over.
     stale_results: int
     services: list[ServiceHealth]
-    #: Those with the latest messages, at most 100 of a dialect.
+    #: The relays with the latest messages, at most 100 of a dialect.
     relays: list[RelayHealth]
     #: null: the broker has none, because its journal is not in PostgreSQL.
     outbox: OutboxHealth | None
@@ -161,19 +160,14 @@ class BrokerMeasures(Struct):
 
 def health(counted: counters.Counters, measures: BrokerMeasures) -> Health:
     """Return a broker's health from both of its parts."""
-    return Health(
+    return filled(
+        Health,
+        measures,
         started=counted.started_ns / SECOND_NS,
         turn_bounds=[bound_ns / SECOND_NS for bound_ns in TURN_BOUNDS_NS],
         task_bounds=[bound_ns / SECOND_NS for bound_ns in TASK_BOUNDS_NS],
         turns=_histogram(measures.turns),
         syncs=_histogram(measures.syncs),
-        journal_bytes=measures.journal_bytes,
-        journal_rows=measures.journal_rows,
-        history_bytes=measures.history_bytes,
-        blob_bytes=measures.blob_bytes,
-        disk_free_bytes=measures.disk_free_bytes,
-        connections=measures.connections,
-        malformed=measures.malformed,
         submitted=counted.submitted,
         retries=counted.retries,
         lease_expiries=counted.lease_expiries,
@@ -187,9 +181,8 @@ def health(counted: counters.Counters, measures: BrokerMeasures) -> Health:
             )
             for name, one in counted.services.items()
         ],
-        relays=measures.relays,
-        outbox=measures.outbox,
-        leader=measures.leader,
+        disk_free_bytes=measures.disk_free_bytes,
+        connections=measures.connections,
     )
 
 
@@ -201,3 +194,46 @@ def _histogram(value: counters.Histogram) -> Histogram:
         p99=value.quantile_ns(0.99) / SECOND_NS,
         longest=value.longest_ns / SECOND_NS,
     )
+
+
+class SeenRelay(Struct, eq=False):
+    """A relay, with the times of its first and its last message."""
+
+    #: 1: connected to the broker itself. 2: to such a relay, and so on.
+    depth: int
+    since_ns: int
+    last_seen_ns: int
+    #: Of its connection. Empty: unknown, as for any relay behind another relay.
+    address: str = ""
+    #: The name of its key. Empty: it has none, or is behind another relay.
+    key: str = ""
+
+    def health(self, dialect: str, peers: int, now_ns: int) -> RelayHealth:
+        """Return the relay for the status, with the number of peers behind it."""
+        return RelayHealth(
+            dialect=dialect,
+            depth=self.depth,
+            peers=peers,
+            address=self.address,
+            key=self.key,
+            connected_ago=max(now_ns - self.since_ns, 0) / SECOND_NS,
+            last_seen_ago=max(now_ns - self.last_seen_ns, 0) / SECOND_NS,
+        )
+
+
+class RefusedPeer(Struct):
+    """A peer of a development version, whose message was refused."""
+
+    #: Of its connection. Empty: unknown.
+    address: str = ""
+
+
+@runtime_checkable
+class RelayedDialect(Protocol):
+    """A dialect that recognizes relays."""
+
+    #: Relays whose first message was just received, and peers that were refused, for their address.
+    newcomers: list[SeenRelay | RefusedPeer]
+
+    def relays(self, now_ns: int) -> Iterable[RelayHealth]:
+        """Return the relays for the status, at most some, with the latest messages."""

@@ -7,17 +7,15 @@ each task.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 from taskyard.core import records
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import shown
-from taskyard.wire.views import Document, seconds
+from taskyard.wire.documents import Document, filled, plain, seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from taskyard.core.model import Terms as CoreTerms
+    from collections.abc import Callable
 
 
 class RecordDocument(Document, tag_field="kind"):
@@ -45,7 +43,7 @@ class Submitted(RecordDocument, tag="submitted"):
     terms_at: list[int] | None
     #: null: all are in the open lanes of their services.
     lanes: list[str] | None
-    #: The dependencies of each task, and those that were done already.
+    #: The dependencies of each task, and dependencies that were done already.
     after: list[list[str]] | None
     after_done: list[list[str]] | None
 
@@ -257,99 +255,48 @@ AnyRecordDocument = (
 )
 
 
+#: By the type of the record, which has the name of its document.
+_DOCUMENTS: Final = {getattr(records, kind.__name__): kind for kind in get_args(AnyRecordDocument)}
+
+
 def record_document(number: int, record: records.AnyRecord) -> RecordDocument:
     """Return the document of a record."""
-    kind, fields = _DOCUMENTS[type(record)]
-    return kind(record=number, at=seconds(record.at_ns), **fields(record))
-
-
-def _texts(names: Iterable[bytes]) -> list[str]:
-    return [*map(shown, names)]
-
-
-def _lists(column: list[list[bytes]] | None) -> list[list[str]] | None:
-    return None if column is None else [*map(_texts, column)]
-
-
-def _terms(terms: CoreTerms) -> Terms:
-    return Terms(
-        campaign=shown(terms.campaign),
-        service=shown(terms.service),
-        priority=terms.priority,
-        slots=terms.slots,
-        due=seconds(terms.due_ns),
-        expires=seconds(terms.expires_hard_ns or terms.expires_ns),
+    more = _MORE.get(type(record))
+    given = {} if more is None else more(record)
+    source = record.submission if isinstance(record, records.Submitted) else record
+    document: RecordDocument = filled(
+        _DOCUMENTS[type(record)], source, record=number, at=seconds(record.at_ns), **given
     )
+    return document
 
 
 def _of_submitted(record: records.Submitted) -> dict[str, Any]:
-    submission = record.submission
-    return {
-        "names": _texts(submission.names),
-        "terms": [*map(_terms, submission.terms)],
-        "terms_at": submission.terms_at,
-        "lanes": None if submission.lanes is None else _texts(submission.lanes),
-        "after": _lists(submission.after),
-        "after_done": _lists(record.after_done),
-    }
-
-
-def _named(record: Any) -> dict[str, Any]:  # noqa: ANN401  # any record that has names
-    return {"names": _texts(record.names)}
-
-
-def _held(record: Any) -> dict[str, Any]:  # noqa: ANN401  # any record of tasks of a worker
-    return {
-        "worker": shown(record.worker),
-        "names": _texts(record.names),
-        "attempts": record.attempts,
-    }
-
-
-def _failure_fields(record: records.Failed | records.Postponed) -> dict[str, Any]:
-    return _held(record) | {"reasons": _texts(record.reasons), "own_fault": record.own_fault}
-
-
-def _of_postponed(record: records.Postponed) -> dict[str, Any]:
-    return _failure_fields(record) | {"due": [*map(seconds, record.due_ns)]}
-
-
-def _of_returned(record: records.Returned) -> dict[str, Any]:
-    return _held(record) | {"reason": record.reason.name.lower(), "after": _lists(record.after)}
-
-
-def _of_expired(record: records.TaskExpired) -> dict[str, Any]:
-    return _named(record) | {"reason": shown(record.reason), "requested": record.is_requested}
+    terms = [
+        filled(Terms, one, expires=seconds(one.expires_hard_ns or one.expires_ns))
+        for one in record.submission.terms
+    ]
+    return {"terms": terms, "after_done": plain(record.after_done)}
 
 
 def _of_joined(record: records.WorkerJoined) -> dict[str, Any]:
     facts = record.facts
     return {
-        "worker": shown(record.worker),
-        "services": _texts(facts.services),
+        "services": plain(facts.services),
         "slots": facts.slots_total,
         "dialect": shown(facts.dialect),
     }
 
 
-def _paused(record: records.Paused | records.Resumed) -> dict[str, Any]:
-    lane = None if record.lane is None else shown(record.lane)
-    return {"service": shown(record.service), "lane": lane}
+def _of_place(record: records.Paused | records.Resumed | records.Moved) -> dict[str, Any]:
+    """Return service and lane. b"" is the open lane, and not null."""
+    return {"service": plain(record.service), "lane": plain(record.lane)}
 
 
-def _moved(record: records.Moved) -> dict[str, Any]:
-    service = None if record.service is None else shown(record.service)
-    lane = None if record.lane is None else shown(record.lane)
-    return _named(record) | {"service": service, "lane": lane}
-
-
-def _edited(record: records.Edited) -> dict[str, Any]:
+def _of_edited(record: records.Edited) -> dict[str, Any]:
     changes = record.changes
-    limit_ns, delays_ns, expires_ns = (
-        *(changes.time_limit_ns, changes.retry_delays_ns),
-        changes.expires_hard_ns,
-    )
-    return _named(record) | {
+    limit_ns, delays_ns = changes.time_limit_ns, changes.retry_delays_ns
+    expires_ns = changes.expires_hard_ns
+    return {
         "priority": changes.priority,
         "time_limit": None if limit_ns is None else limit_ns / SECOND_NS,
         "retry_delays": None if delays_ns is None else [one / SECOND_NS for one in delays_ns],
@@ -357,41 +304,13 @@ def _edited(record: records.Edited) -> dict[str, Any]:
     }
 
 
-_DOCUMENTS: Final[
-    dict[type[records.Record], tuple[type[RecordDocument], Callable[[Any], dict[str, Any]]]]
-] = {
-    records.Submitted: (Submitted, _of_submitted),
-    records.Extended: (Extended, lambda one: _named(one) | {"after": _lists(one.after)}),
-    records.Leased: (Leased, _held),
-    records.Finished: (Finished, _held),
-    records.Failed: (Failed, _failure_fields),
-    records.Postponed: (Postponed, _of_postponed),
-    records.Returned: (Returned, _of_returned),
-    records.LeaseExpired: (LeaseExpired, _held),
-    records.CameDue: (CameDue, _named),
-    records.TaskExpired: (TaskExpired, _of_expired),
-    records.Cancelled: (Cancelled, _named),
-    records.Retried: (Retried, _named),
-    records.Progressed: (Progressed, lambda one: _held(one) | {"percents": one.percents}),
-    records.StaleReport: (StaleReport, _held),
-    records.WorkerJoined: (WorkerJoined, _of_joined),
-    records.WorkerLeft: (
-        WorkerLeft,
-        lambda one: {"worker": shown(one.worker), "reason": shown(one.reason)},
-    ),
-    records.SlotsFreed: (
-        SlotsFreed,
-        lambda one: {"worker": shown(one.worker), "tasks": one.tasks},
-    ),
-    records.Paused: (Paused, _paused),
-    records.Resumed: (Resumed, _paused),
-    records.Moved: (Moved, _moved),
-    records.ReportedLate: (ReportedLate, _named),
-    records.Released: (Released, _named),
-    records.WorkerReplaced: (
-        WorkerReplaced,
-        lambda one: _held(one) | {"incarnation": one.incarnation},
-    ),
-    records.Edited: (Edited, _edited),
-    records.Refunded: (Refunded, lambda one: _held(one) | {"incarnation": one.incarnation}),
+#: Fields that do not follow from those of the record.
+_MORE: Final[dict[type[records.Record], Callable[[Any], dict[str, Any]]]] = {
+    records.Submitted: _of_submitted,
+    records.TaskExpired: lambda one: {"requested": one.is_requested},
+    records.WorkerJoined: _of_joined,
+    records.Paused: _of_place,
+    records.Resumed: _of_place,
+    records.Moved: _of_place,
+    records.Edited: _of_edited,
 }

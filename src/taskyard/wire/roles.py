@@ -1,7 +1,7 @@
 """Permissions as one table: the roles that may send each request of each dialect. Pure: no keys, no
 sockets.
 
-An authenticated peer connected with a key. Its key has one or several roles, and each of its
+An authenticated peer connected with a key. The key has one or several roles, and each of its
 messages is checked before it is handled. A request without a row is for admins only, so that a new
 one is denied by default. A test demands a row for each. A worker's key is bound to a name, so that
 its holder can't take tasks, report on them or leave in place of another worker. The role `relay`
@@ -53,7 +53,7 @@ UNKNOWN_PEER: Final = AuthenticatedPeer("", ())
 
 
 class Permission(Struct, frozen=True):
-    """The roles that may send a request, the one with the fewest rights first."""
+    """The roles that may send a request, the role with the fewest rights first."""
 
     roles: tuple[Role, ...]
     #: The action, after "may not" in errors.

@@ -12,30 +12,23 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from taskyard.calls.payloads import CALL, EXEC
+from taskyard.calls.pickled import PICKLE
 from taskyard.core import runs
 from taskyard.core.identity import split
-from taskyard.core.lane_rates import rate_text
+from taskyard.core.lane_queues import rate_text
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Terms, shown
 from taskyard.core.resources import MEMORY, UNIT
 from taskyard.core.states import WorkerState
+from taskyard.wire.documents import Document, filled, seconds
 from taskyard.wire.health_views import Health
-from taskyard.wire.payloads import CALL, EXEC
-from taskyard.wire.pickled import PICKLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from taskyard.core import effects
     from taskyard.core.resources import Resources
-
-_MILLISECOND_NS: Final = SECOND_NS // 1000
-
-encode = msgspec.json.Encoder().encode
-
-
-class Document(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Base of all documents and their parts."""
 
 
 class Counts(Document):
@@ -53,9 +46,9 @@ class Counts(Document):
 class Task(Document):
     """A task."""
 
-    #: Its name in its campaign.
+    #: The name in its campaign.
     name: str
-    #: One of the fields of `Counts`.
+    #: A field of `Counts`.
     state: str
     #: Empty: no campaign.
     campaign: str
@@ -64,7 +57,7 @@ class Task(Document):
     lane: str
     priority: int
     slots: int
-    #: Named resources beside its slots: bytes of memory, and numbers of all others.
+    #: Named resources beside its slots: bytes of memory, and numbers of all other resources.
     resources: dict[str, float]
     attempt: int
     failures: int
@@ -88,7 +81,7 @@ class Task(Document):
 
 
 class MeasuredTask(Task):
-    """A task of a list with the measurements of its latest attempt. Missing ones are null."""
+    """A task of a list with the measurements of its latest attempt. Missing values are null."""
 
     #: As in `Attempt`.
     started: float | UnsetType | None = UNSET
@@ -127,7 +120,7 @@ class Attempt(Document):
     note: str | None
     #: When the broker leased it. null: not kept, as for `finished`.
     leased: float | None
-    #: Why it ended without a result. Of a long one the end.
+    #: Why it ended without a result. Of a long reason the end.
     reason: str
 
 
@@ -136,7 +129,7 @@ class ShownTask(Task):
 
     #: The command that it runs. null: it runs none, or has ended and left the journal.
     argv: list[str] | None
-    #: The latest attempts. Those of a task that has left the journal are in its history only.
+    #: The latest attempts. After a task has left the journal, they are in its history only.
     attempts: list[Attempt]
     #: The function that it calls, `module:function`. null: it calls none, as for `argv`.
     call: str | None
@@ -188,7 +181,7 @@ class Pause(Document):
 
 
 class RefusedTasks(Document):
-    """Tasks that were refused while others of their message were accepted."""
+    """Tasks that were refused while other tasks of their message were accepted."""
 
     #: A stable code.
     code: str
@@ -214,7 +207,8 @@ class Stats(Document):
     services: list[Service]
     #: Paused services and lanes. Lanes of a service with thousands of them are left out.
     pauses: list[Pause]
-    #: Tasks of plain dwork peers that were refused since the broker started, and the latest ones.
+    #: Tasks of plain dwork peers that were refused since the broker started, and the latest of
+    #: them.
     refused: int
     refused_last: RefusedTasks | None
     #: Work since the last compaction, relative to the work that makes one due. Above 1.5
@@ -243,7 +237,7 @@ class Worker(Document):
     #: 0: no limit.
     slots: int
     slots_used: int
-    #: Named resources beside its slots, in total and those that no task has.
+    #: Named resources beside its slots, in total, and without those of its tasks.
     resources: dict[str, float]
     resources_free: dict[str, float]
     tasks: int
@@ -273,7 +267,7 @@ class Lane(Document):
     rule: str
     #: How many lanes of the rule may be served at once. 0: no limit.
     rule_limit: int
-    #: Tasks that are not done or cancelled. Those in none of the following states have failed.
+    #: Tasks that are not done or cancelled. Tasks in none of the following states have failed.
     tasks: int
     blocked: int
     delayed: int
@@ -286,7 +280,7 @@ class Lane(Document):
     limit: int
     #: Tasks of this lane that may be leased per time, such as "5/s". null: no limit.
     lane_rate: str | None
-    #: Its share among waiting lanes of its service, relative to 1.
+    #: The share among waiting lanes of its service, relative to 1.
     weight: int
     #: When the oldest of its tasks was submitted.
     oldest: float | None
@@ -301,23 +295,19 @@ class Lane(Document):
 class Explanation(Document):
     """The reason why a task is in its state."""
 
-    #: Its name in its campaign.
+    #: The name in its campaign.
     name: str
     #: Empty: no campaign.
     campaign: str
     #: A stable code. `sentence` is for users.
     reason: str
     sentence: str
-    #: Full names of the tasks that it waits for, or of a cancelled one that it waited for.
+    #: Full names of the tasks that it waits for, or of a cancelled task that it waited for.
     after: list[str]
 
 
-def seconds(ns: int) -> float | None:
-    return ns // _MILLISECOND_NS / 1000 if ns else None
-
-
 def resources(amounts: Resources) -> dict[str, float]:
-    """Return resources by name: bytes of memory, and numbers of all others."""
+    """Return resources by name: bytes of memory, and numbers of all other resources."""
     return {
         shown(name): _in_units(amount) if name != MEMORY else amount for name, amount in amounts
     }
@@ -328,19 +318,11 @@ def _in_units(amount: int) -> float:
 
 
 def counts(values: list[int]) -> Counts:
-    blocked, delayed, ready, leased, done, failed, cancelled = values
-    return Counts(
-        blocked=blocked,
-        delayed=delayed,
-        ready=ready,
-        leased=leased,
-        done=done,
-        failed=failed,
-        cancelled=cancelled,
-    )
+    return Counts(**dict(zip(Counts.__struct_fields__, values, strict=True)))
 
 
 def task(view: effects.TaskView) -> Task:
+    # Written out: a list has thousands, and `filled` takes twice as long.
     return Task(
         name=shown(split(view.name, view.campaign)),
         state=view.state.name.lower(),
@@ -389,11 +371,8 @@ def shown_task(view: effects.TaskView) -> ShownTask:
     command = _command(view)
     return ShownTask(
         **msgspec.structs.asdict(task(view)),
-        argv=command.argv,
+        **msgspec.structs.asdict(command),
         attempts=[*map(attempt, view.attempts)],
-        call=command.call,
-        cwd=command.cwd,
-        env=command.env,
         time_limit=terms.time_limit_ns / SECOND_NS or None,
         retry_delays=None if delays is None else [delay_ns / SECOND_NS for delay_ns in delays],
         crashes_max=terms.crashes_max,
@@ -425,21 +404,16 @@ def _command(view: effects.TaskView) -> _Command:
 def attempt(one: runs.Attempt) -> Attempt:
     status = one.status
     started_ns, ended_ns = _span_ns(one)
-    return Attempt(
+    return filled(
+        Attempt,
+        one,
         attempt=one.number,
-        worker=shown(one.worker),
-        outcome=shown(one.outcome) or None,
         started=seconds(started_ns),
         ended=seconds(ended_ns),
-        settled=seconds(one.settled_ns),
         exit_status=status if status is not None and status >= 0 else None,
         signal=-status if status is not None and status < 0 else None,
-        host=shown(one.host) or None,
         cpu_seconds=one.cpu_ns / SECOND_NS if one.cpu_ns else None,
         memory_max=one.memory_max_bytes or None,
-        note=shown(one.note) or None,
-        leased=seconds(one.leased_ns),
-        reason=shown(one.reason),
     )
 
 
@@ -464,13 +438,12 @@ def _seconds_run(one: runs.Attempt) -> float | None:
 def stats(
     value: effects.Stats, connections_cut: Mapping[str, int], health: Health | None = None
 ) -> Stats:
-    return Stats(
+    refused = value.refused_last
+    return filled(
+        Stats,
+        value,
         counts=counts(value.counts),
         behind_failure=value.stuck,
-        workers=value.workers,
-        records=value.records,
-        accepting=value.accepting,
-        paused=value.paused,
         campaigns=[
             Campaign(name=shown(name), counts=counts(of), truncated=truncated, restarted=restarted)
             for name, of, truncated, restarted in value.campaigns
@@ -488,40 +461,29 @@ def stats(
             Pause(service=shown(name), lane=None if lane is None else shown(lane))
             for name, lane in value.pauses
         ],
-        refused=value.refused,
-        refused_last=None if value.refused_last is None else _refused(value.refused_last),
+        refused_last=refused and filled(RefusedTasks, refused, code=refused.refusal.value),
         compaction_lag=value.lag_percent / 100,
         connections_cut=dict(connections_cut),
         health=health,
     )
 
 
-def _refused(value: effects.RefusedTasks) -> RefusedTasks:
-    names = [shown(name) for name in value.names]
-    return RefusedTasks(code=value.refusal.value, names=names, text=value.text)
-
-
 def worker(view: effects.WorkerView) -> Worker:
-    return Worker(
+    return filled(
+        Worker,
+        view.facts,
         name=shown(view.name),
         state=_worker_state(view),
         parked=view.state in (WorkerState.PARKED, WorkerState.WOKEN),
-        host=shown(view.host) or None,
-        pid=view.pid or None,
-        dialect=shown(view.dialect),
-        services=[shown(name) for name in view.services],
-        slots=view.slots_total,
+        slots=view.facts.slots_total,
         slots_used=view.slots_used,
-        resources=resources(view.resources_total),
+        resources=resources(view.facts.resources),
         resources_free=resources(view.resources_free),
         tasks=view.held,
         waiting=view.waiting,
         last_seen_ago=seconds(view.last_seen_ns_ago) or 0.0,
-        lease_timeout=seconds(view.lease_timeout_ns),
         agent_error=shown(view.trouble),
         malformed=view.malformed,
-        forwards=view.forwards,
-        forwards_to=shown(view.forwards_to) or None,
     )
 
 
@@ -531,30 +493,12 @@ def _worker_state(view: effects.WorkerView) -> str:
         return "draining"
     if not (view.slots_used or view.waiting):
         return "idle"
-    return "full" if 0 < view.slots_total <= view.slots_used else "running"
+    return "full" if 0 < view.facts.slots_total <= view.slots_used else "running"
 
 
 def lane(view: effects.LaneView) -> Lane:
-    return Lane(
-        service=shown(view.service),
-        lane=shown(view.lane),
-        rule=shown(view.rule),
-        rule_limit=view.rule_limit,
-        tasks=view.tasks,
-        blocked=view.blocked,
-        delayed=view.delayed,
-        ready=view.ready,
-        leased=view.leased,
-        workers=view.workers,
-        limit=view.limit,
-        lane_rate=rate_text(view.rate_interval_ns) if view.rate_interval_ns else None,
-        weight=view.weight,
-        oldest=seconds(view.oldest_ns),
-        attempts=view.attempts,
-        next_due=seconds(view.next_due_ns),
-        reason=view.reason.value,
-        why=view.sentence,
-    )
+    rate = rate_text(view.rate_interval_ns) if view.rate_interval_ns else None
+    return filled(Lane, view, lane_rate=rate, why=view.sentence)
 
 
 #: How to start a worker of a service that workers do not offer by default.
@@ -564,10 +508,10 @@ _WORKER_HINTS: Final = {PICKLE: "start one with --allow-pickle if you trust all 
 def explanation(effect: effects.ExplanationReply) -> Explanation:
     value = effect.explanation
     hint = _WORKER_HINTS.get(effect.service)
-    return Explanation(
+    return filled(
+        Explanation,
+        value,
         name=shown(split(effect.name, effect.campaign)),
         campaign=shown(effect.campaign),
-        reason=value.reason.value,
         sentence=f"{value.sentence}; {hint}" if hint else value.sentence,
-        after=[shown(one) for one in value.after],
     )

@@ -24,6 +24,11 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+from taskyard.calls import current_task, pickled
+from taskyard.calls.inputs import available, fill
+from taskyard.calls.payloads import Call, decode_call, encode_value
+from taskyard.calls.pickled import CallHeader, Pickled
+from taskyard.calls.plain_pickles import PlainLoader
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.runs import Run
@@ -35,13 +40,7 @@ from taskyard.errors import (
     UserError,
     is_final,
 )
-from taskyard.process import current_task
-from taskyard.process.call_values import CallValues
-from taskyard.wire import pickled
-from taskyard.wire.inputs import available, fill
-from taskyard.wire.payloads import Call, decode_call, encode_value
-from taskyard.wire.pickled import CallHeader, Pickled
-from taskyard.wire.plain_pickles import PlainLoader
+from taskyard.process.value_access import CallValues
 from taskyard.worker import allow_list, call_frames
 from taskyard.worker.allow_list import AllowList
 from taskyard.worker.call_frames import CallFrame, ResultFrame
@@ -49,9 +48,8 @@ from taskyard.worker.jobs import PICKLED_BYTES_MAX, READ_BYTES_MAX, RESULT_BYTES
 from taskyard.worker.processes import task_env
 
 if TYPE_CHECKING:
-    from taskyard.process.call_setup import Setups
+    from taskyard.calls.setup import Setups
     from taskyard.process.value_access import ValueAccess
-
 
 #: Resets the high-water mark of memory (Linux).
 _RESET: Final = b"5"
@@ -274,7 +272,7 @@ class CallRunner:
     def _set_up(self, header: CallHeader) -> None:
         """Prepare this process for the calls of an executor."""
         if self._setups is None:
-            from taskyard.process.call_setup import Setups  # noqa: PLC0415  # multiprocessing
+            from taskyard.calls.setup import Setups  # noqa: PLC0415  # multiprocessing
 
             self._setups = Setups(self._load, _run_exit_functions)
         self._setups.ensure(header)

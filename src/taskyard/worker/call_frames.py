@@ -10,9 +10,9 @@ from typing import Final
 
 from msgspec import Struct, msgpack
 
+from taskyard.calls.inputs import Input
 from taskyard.core.events import Outcome
 from taskyard.core.runs import Run
-from taskyard.wire.inputs import Input
 
 _LENGTH: Final = struct.Struct("<I")
 

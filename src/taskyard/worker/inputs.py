@@ -17,15 +17,13 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field, structs
 
-from taskyard.core.blobs import Result
+from taskyard.calls.inputs import FILE_MARK, Input
+from taskyard.core.blobs import Result, results_needed
 from taskyard.core.events import Outcome
 from taskyard.core.states import TaskState
-from taskyard.core.task_inputs import needed
 from taskyard.errors import BytesDamaged, BytesTruncated
-from taskyard.wire.inputs import FILE_MARK, Input
-from taskyard.wire.native import peer, reads
-from taskyard.wire.native.reads import StreamPages
-from taskyard.wire.value_names import Holder
+from taskyard.wire.native import peer, task_contents
+from taskyard.wire.native.task_contents import Holder, StreamPages
 from taskyard.worker.jobs import Job, JobResult, cut_reason
 
 if TYPE_CHECKING:
@@ -72,7 +70,7 @@ class InputFetcher:
 
     def start(self, job: Job) -> None:
         """Start a task, at once if it needs no inputs."""
-        names = needed(job.payload)
+        names = results_needed(job.payload)
         if names:
             needs_files = FILE_MARK in job.payload
             self._request(_Waiting(job, [*dict.fromkeys(names)], needs_files))
@@ -129,11 +127,11 @@ class InputFetcher:
         holder = Holder(self._worker, waiting.job.name)
         if waiting.names:
             names = [name.encode() for name in waiting.names[:_NAMES_MAX]]
-            build = partial(reads.results, names=names, holder=holder)
+            build = partial(task_contents.results, names=names, holder=holder)
         else:
             first, pages = waiting.long[0]
             name = first.name.encode()
-            build = partial(reads.part, name=name, offset=pages.offset, holder=holder)
+            build = partial(task_contents.part, name=name, offset=pages.offset, holder=holder)
         self.waiting[self._channel.request(build)] = waiting
 
     def _add_results(self, waiting: _Waiting, reply: Reply) -> None:

@@ -8,13 +8,13 @@ from typing import Final, Protocol
 
 from msgspec import Struct
 
+from taskyard.calls.inputs import Input
 from taskyard.core.blobs import Blob, Content, text_of
 from taskyard.core.events import Outcome
 from taskyard.core.limits import PAYLOAD_BYTES_MAX, REASON_BYTES_MAX, SECOND_NS
 from taskyard.core.resources import Resources
 from taskyard.core.rules import Rule
 from taskyard.core.runs import Run
-from taskyard.wire.inputs import Input
 
 #: A result travels in a message and stays in the journal. Larger results belong in a file.
 RESULT_BYTES_MAX: Final = 1 << 20

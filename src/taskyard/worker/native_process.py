@@ -13,6 +13,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from taskyard.calls.current_task import WORKER_VARIABLE
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Refusal, counted, shown
 from taskyard.core.resources import CPUS
@@ -20,7 +21,6 @@ from taskyard.errors import NameLost, Refused
 from taskyard.net import sockets
 from taskyard.net.channel import Channel
 from taskyard.net.host import Host
-from taskyard.process.current_task import WORKER_VARIABLE
 from taskyard.worker.agents.runner import AgentRunner
 from taskyard.worker.call_process import CallOptions
 from taskyard.worker.native import NativeWorkerLoop

@@ -16,8 +16,8 @@ from taskyard.core.events import Outcome
 from taskyard.core.limits import BLOB_BYTES_MIN, SECOND_NS, STREAM_END_BYTES
 from taskyard.core.model import Refusal
 from taskyard.core.output import OutputColumns, Stream
-from taskyard.wire.native import peer, streams
-from taskyard.wire.native.streams import StreamChunk
+from taskyard.wire.native import attempt_columns, peer
+from taskyard.wire.native.attempt_columns import StreamChunk
 from taskyard.worker.jobs import (
     OUTPUT_TAIL_BYTES,
     RESULT_BYTES_MAX,
@@ -450,7 +450,7 @@ class OutputSender:
         name, incarnation = self._settings.name, self._settings.incarnation
         self._chunks = chunks
         self.request = self._channel.request(
-            lambda number: streams.append(number, name, chunks, incarnation)
+            lambda number: attempt_columns.append(number, name, chunks, incarnation)
         )
 
     def on_reply(self, reply: Reply) -> list[JobResult]:

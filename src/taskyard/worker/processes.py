@@ -27,11 +27,11 @@ from pathlib import Path
 from selectors import EVENT_READ, BaseSelector
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from taskyard.calls import current_task
 from taskyard.core.identity import split
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.resources import MEMORY, format_bytes
 from taskyard.core.runs import Run
-from taskyard.process import current_task
 from taskyard.process.child import STATUS_UNKNOWN
 from taskyard.process.fork import run_forked
 from taskyard.process.logs import leave_log

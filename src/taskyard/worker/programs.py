@@ -19,13 +19,13 @@ from typing import Final
 
 from msgspec import Struct, structs
 
+from taskyard.calls.environments import decode_environment, merged_variables
+from taskyard.calls.payloads import Command
 from taskyard.campaign.file_times import TaskFiles
 from taskyard.core.blobs import Blob, length_of
 from taskyard.core.events import Outcome
 from taskyard.core.limits import NOTE_BYTES_MAX, SECOND_NS
 from taskyard.process.child import STATUS_UNKNOWN, status_text
-from taskyard.wire.environments import decode_environment, merged_variables
-from taskyard.wire.payloads import Command
 from taskyard.worker import processes
 from taskyard.worker.jobs import OUTPUT_TAIL_BYTES, Job, JobResult, cut_reason
 from taskyard.worker.output import ProgramOutput, SpooledOutput

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from taskyard.core import heartbeats
+from taskyard.core import deadlines
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import counted
@@ -319,10 +319,10 @@ class Heartbeats:
         self._channel = channel
         lease_ns = settings.lease_timeout_ns
         #: The longest interval that renews leases, and that of a worker without tasks.
-        self._longest_ns = heartbeats.longest_ns(lease_ns)
-        self._longest_idle_ns = heartbeats.longest_ns(lease_ns, is_idle=True)
+        self._longest_ns = deadlines.heartbeat_longest_ns(lease_ns)
+        self._longest_idle_ns = deadlines.heartbeat_longest_ns(lease_ns, is_idle=True)
         #: The interval now, when the next heartbeat is due, and when the last was sent.
-        self.interval_ns = settings.heartbeat_ns or heartbeats.interval_ns(1, lease_ns)
+        self.interval_ns = settings.heartbeat_ns or deadlines.heartbeat_interval_ns(1, lease_ns)
         self.due_ns = self._sent_ns = clock.monotonic_ns()
         #: Heartbeats in flight, and the `Steal` that each names. A slow broker may have several.
         self._in_flight: dict[int, int] = {}

@@ -21,6 +21,9 @@ from typing import Final, TypeAlias
 
 from msgspec import structs
 
+from taskyard.calls.inputs import available, place_inputs
+from taskyard.calls.payloads import CALL, EXEC, Call, Command, decode_payload
+from taskyard.calls.pickled import PICKLE, Pickled
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.resources import CPUS, GPUS
@@ -28,9 +31,6 @@ from taskyard.core.runs import Run
 from taskyard.errors import PeerError, UserError
 from taskyard.net.protocols import Clock
 from taskyard.process.fork import can_fork
-from taskyard.wire.inputs import available, place_inputs
-from taskyard.wire.payloads import CALL, EXEC, Call, Command, decode_payload
-from taskyard.wire.pickled import PICKLE, Pickled
 from taskyard.worker.agents.rules import AgentSettings
 from taskyard.worker.allow_list import ANY_PICKLE, PICKLE_REFUSAL, is_module_allowed, refusal
 from taskyard.worker.call_process import CallOptions, CallProcess, is_small, start_child

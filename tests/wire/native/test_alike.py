@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire.native import alike, frames
+from taskyard.wire.native import frames, raw_messages
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,7 +72,7 @@ def test_quick_and_long_way_give_the_same(encoded: list[bytes]) -> None:
     for decode in DECODERS:
         quick = outcome(decode, query)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(alike, "split", lambda _: None)
+            patch.setattr(raw_messages, "split_alike", lambda _: None)
             assert quick == outcome(decode, query)
 
 

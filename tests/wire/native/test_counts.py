@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from taskyard.core.limits import TASKS_PER_MESSAGE_MAX
 from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire.native import counts
+from taskyard.wire.native import raw_messages
 from taskyard.wire.native.frames import parse_counted
 from tests.wire.kit import Counter
 
@@ -91,19 +91,19 @@ def batch(columns: bytes, kind: pb.QueryMsg.Type = Q.Complete) -> bytes:
 
 @given(QUERIES)
 def test_counts_are_those_of_the_parser(message: pb.QueryMsg) -> None:
-    assert counts.count_entries(Q, message.SerializeToString()) == entries(message)
+    assert raw_messages.count_entries(Q, message.SerializeToString()) == entries(message)
 
 
 @given(TASKS)
 def test_counts_in_a_task_are_those_of_the_parser(message: pb.TaskMsg) -> None:
-    assert counts.count_entries(pb.TaskMsg, message.SerializeToString()) == entries(message)
+    assert raw_messages.count_entries(pb.TaskMsg, message.SerializeToString()) == entries(message)
 
 
 @given(st.lists(BATCHES, max_size=4))
 def test_part_in_several_pieces_is_counted_as_a_whole(pieces: list[pb.Batch]) -> None:
     body = Q(type=Q.Create).SerializeToString()
     body += b"".join(delimited(BATCH, piece.SerializeToString()) for piece in pieces)
-    assert counts.count_entries(Q, body) == entries(Q.FromString(body))
+    assert raw_messages.count_entries(Q, body) == entries(Q.FromString(body))
 
 
 @given(NUMBERS, st.booleans())
@@ -111,7 +111,7 @@ def test_numbers_are_counted_packed_or_not(numbers: list[int], packed: bool) -> 
     encoded = [varint(number) for number in numbers]
     apart = b"".join(b"\x40" + one for one in encoded)
     body = batch(delimited(8, b"".join(encoded)) if packed else apart)
-    assert counts.count_entries(Q, body).get("Batch.attempt", 0) == len(numbers)
+    assert raw_messages.count_entries(Q, body).get("Batch.attempt", 0) == len(numbers)
 
 
 @given(st.binary(max_size=300))
@@ -119,7 +119,7 @@ def test_any_bytes_are_counted_or_refused(body: bytes) -> None:
     for kind in (Q, pb.TaskMsg, pb.Terms):
         for raw in (body, batch(body)):
             try:
-                found = counts.count_entries(kind, raw)
+                found = raw_messages.count_entries(kind, raw)
             except Malformed:
                 continue
             assert sum(found.values()) <= len(raw)
@@ -133,7 +133,7 @@ def test_corrupted_messages_are_counted_or_refused(message: pb.QueryMsg, data: A
     body[at] ^= data.draw(st.integers(1, 255))
     del body[data.draw(st.integers(at, len(body))) :]
     with contextlib.suppress(Malformed):
-        counts.count_entries(Q, bytes(body))
+        raw_messages.count_entries(Q, bytes(body))
 
 
 MANY = 30 * MEGABYTE
@@ -202,7 +202,7 @@ def test_messages_at_the_limits_are_accepted() -> None:
     payloads = [b"%0100d" % number for number in range(TASKS_PER_MESSAGE_MAX)]
     message = Q(type=Q.Create, batch=pb.Batch(name=names, payload=payloads))
     body = message.SerializeToString()
-    assert len(body) > counts.COUNTED_BYTES_MIN
+    assert len(body) > raw_messages.COUNTED_BYTES_MIN
     assert len(parse_counted(Q, body).batch.name) == TASKS_PER_MESSAGE_MAX
     message.batch.name.append(b"one more")
     with pytest.raises(Malformed, match=r"^Batch.name: more than 100000 entries"):

@@ -9,9 +9,9 @@ from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.model import WorkerFacts
 from taskyard.errors import Refused
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire.native import development, peer
-from taskyard.wire.native.counts import MEASURED_BYTES_MIN
-from taskyard.wire.seen_relays import RefusedPeer
+from taskyard.wire.health_views import RefusedPeer
+from taskyard.wire.native import peer, raw_messages
+from taskyard.wire.native.raw_messages import MEASURED_BYTES_MIN
 from tests.wire.kit import Counter
 from tests.wire.native import development_messages as messages
 
@@ -24,7 +24,7 @@ SEEN = ("request", "broker", "envelope")
 def error(code: str, request: int | None = None) -> bytes:
     """Return the Error that a development version reads, with the number of its request."""
     found = pb.DevelopmentMsg(type=Q.Error, code=code.encode(), request=request)
-    found.reason = development.PEER_TEXT.encode()
+    found.reason = raw_messages.PEER_TEXT.encode()
     return found.SerializeToString()
 
 
@@ -57,7 +57,7 @@ def test_long_malformed_message_is_not_parsed_to_find_its_version(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     parsed: list[int] = []
-    monkeypatch.setattr(development, "error_for", lambda body: parsed.append(len(body)))
+    monkeypatch.setattr(raw_messages, "development_error", lambda body: parsed.append(len(body)))
     counter = Counter()
     entry = Q(type=Q.Relay, envelope=[b""]).SerializeToString()[2:]
     counter.frames([b"", Q(type=Q.Relay).SerializeToString() + entry * (MEASURED_BYTES_MIN // 2)])
@@ -68,7 +68,7 @@ def test_long_malformed_message_is_not_parsed_to_find_its_version(
 
 
 def test_error_has_the_numbers_of_the_development_version() -> None:
-    reason = development.PEER_TEXT.encode()
+    reason = raw_messages.PEER_TEXT.encode()
     text = b"\x8a\x01" + bytes([len(reason)]) + reason
     code = b"\xa2\x02\x0bwire-format"
     assert len(reason) < 128
@@ -103,7 +103,7 @@ def test_plain_peers_and_extended_ones_without_a_number_are_served() -> None:
 )
 def test_reply_of_a_development_version_raises(body: bytes) -> None:
     with pytest.raises(Refused, match="the broker has wire format 0") as caught:
-        development.check_reply(body)
+        raw_messages.check_development_reply(body)
     assert (caught.value.code, caught.value.exit_code) == ("wire-format", 2)
 
 
@@ -118,7 +118,7 @@ def test_reply_of_a_development_version_raises(body: bytes) -> None:
     ],
 )
 def test_other_replies_are_not_of_a_development_version(body: bytes) -> None:
-    development.check_reply(body)
+    raw_messages.check_development_reply(body)
 
 
 def test_numbers_of_a_development_version_are_those_of_fields_with_other_types() -> None:

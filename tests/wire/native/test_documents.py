@@ -13,7 +13,7 @@ from taskyard.core.model import WorkerFacts
 from taskyard.core.records import Progressed
 from taskyard.core.states import TaskState
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire.native import peer, reads
+from taskyard.wire.native import peer, task_contents
 from taskyard.wire.native.peer import Reply
 from tests.wire.native.test_extended import FACTS, Extended, Q
 
@@ -97,7 +97,7 @@ def test_listing_continues_from_its_cursor() -> None:
 def test_results_of_tasks() -> None:
     counter = Extended()
     counter.create(b"a", b"b")
-    reply = counter.request(reads.results(1, [b"a", b"missing"]))
+    reply = counter.request(task_contents.results(1, [b"a", b"missing"]))
     assert (reply.names, reply.states) == ([b"a"], [TaskState.READY])
 
 

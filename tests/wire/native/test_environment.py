@@ -2,12 +2,12 @@
 
 import pytest
 
+from taskyard.calls.environments import Environment, decode_environment, encode_environment
+from taskyard.calls.payloads import encode_call, encode_command
 from taskyard.core.model import Submission, Terms, WorkerFacts
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire.environments import Environment, decode_environment, encode_environment
 from taskyard.wire.native import peer
 from taskyard.wire.native.peer import Reply
-from taskyard.wire.payloads import encode_call, encode_command
 from tests.wire.kit import Counter
 
 COMMAND = encode_command(["true"])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from taskyard.core.blobs import results_needed
 from taskyard.core.model import Submission, Terms, WorkerFacts
-from taskyard.core.task_inputs import needed
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire.native import peer, reads
-from taskyard.wire.value_names import Holder
+from taskyard.wire.native import peer, task_contents
+from taskyard.wire.native.task_contents import Holder
 from tests.wire.kit import Counter
 
 Q = pb.QueryMsg
@@ -41,7 +41,7 @@ def reply_to(yard: Counter, body: bytes) -> Q:
 
 
 def test_results_of_its_task_are_returned_by_the_names_in_the_payload(yard: Counter) -> None:
-    reply = reply_to(yard, reads.results(7, [b"a", b"other/b"], Holder(WORKER, b"c/later")))
+    reply = reply_to(yard, task_contents.results(7, [b"a", b"other/b"], Holder(WORKER, b"c/later")))
     assert reply.type == Q.Read
     assert [*reply.batch.name] == [b"a", b"other/b"]
     services = [pb.Terms.FromString(one).service for one in reply.batch.terms]
@@ -64,8 +64,8 @@ def test_other_results_are_refused(
     yard: Counter, worker: bytes, held: bytes, name: bytes, reason: str
 ) -> None:
     for body in (
-        reads.results(7, [name], Holder(worker, held)),
-        reads.part(7, name, holder=Holder(worker, held)),
+        task_contents.results(7, [name], Holder(worker, held)),
+        task_contents.part(7, name, holder=Holder(worker, held)),
     ):
         reply = reply_to(yard, body)
         assert (reply.type, reply.reason.decode()) == (Q.Error, reason)
@@ -85,7 +85,7 @@ def test_other_results_are_refused(
     ],
 )
 def test_names_are_those_of_the_first_line(payload: bytes, names: list[str]) -> None:
-    assert needed(payload) == names
+    assert results_needed(payload) == names
 
 
 def test_name_that_means_another_task_is_refused(yard: Counter) -> None:
@@ -95,8 +95,8 @@ def test_name_that_means_another_task_is_refused(yard: Counter) -> None:
     yard.ask(peer.create(8, Submission([b"t"], [payload], [terms])))
     yard.ask(peer.steal(9, WORKER, peer.worker_message(WorkerFacts((b"s",), slots_total=9)), 9))
     for body in (
-        reads.results(10, [b"x"], Holder(WORKER, b"c/t")),
-        reads.part(11, b"x", holder=Holder(WORKER, b"c/t")),
+        task_contents.results(10, [b"x"], Holder(WORKER, b"c/t")),
+        task_contents.part(11, b"x", holder=Holder(WORKER, b"c/t")),
     ):
         reply = reply_to(yard, body)
         assert reply.type == Q.Error

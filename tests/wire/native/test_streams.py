@@ -15,10 +15,10 @@ from taskyard.core.model import Submission, Terms, WorkerFacts
 from taskyard.core.output import OutputColumns, Stream
 from taskyard.errors import BytesDamaged, BytesTruncated
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire.native import peer, reads, streams
-from taskyard.wire.native.reads import Part, StreamPages
+from taskyard.wire.native import attempt_columns, peer, task_contents
+from taskyard.wire.native.attempt_columns import StreamChunk
 from taskyard.wire.native.server import NativeServer
-from taskyard.wire.native.streams import StreamChunk
+from taskyard.wire.native.task_contents import Part, StreamPages
 from tests.wire.kit import Counter
 
 Q = pb.QueryMsg
@@ -42,7 +42,7 @@ def holding() -> Counter:
 
 def test_append_is_decoded_as_sent() -> None:
     chunks = [StreamChunk(b"a", 1, OUT, 0, b"x\0"), StreamChunk(b"b", 2, ERR, 7, b"")]
-    event = decoded(streams.append(3, b"w", chunks, incarnation=9))
+    event = decoded(attempt_columns.append(3, b"w", chunks, incarnation=9))
     assert isinstance(event, OutputAppended)
     assert (event.names, event.attempts, event.streams) == ([b"a", b"b"], [1, 2], [OUT, ERR])
     assert (event.offsets, event.data, event.incarnation) == ([0, 7], [b"x\0", b""], 9)
@@ -51,9 +51,9 @@ def test_append_is_decoded_as_sent() -> None:
 def test_written_chunks_are_acknowledged_and_stale_ones_are_listed() -> None:
     counter = holding()
     good, stale = (StreamChunk(b"a", attempt, OUT, 0, b"x") for attempt in (1, 2))
-    reply = peer.Reply(counter.ask(streams.append(3, b"w", [good])))
+    reply = peer.Reply(counter.ask(attempt_columns.append(3, b"w", [good])))
     assert (reply.kind, reply.names) == (peer.OK, [])
-    reply = peer.Reply(counter.ask(streams.append(4, b"w", [good, stale])))
+    reply = peer.Reply(counter.ask(attempt_columns.append(4, b"w", [good, stale])))
     assert (reply.kind, reply.names, reply.attempts) == (peer.NOT_FOUND, [b"a"], [2])
 
 
@@ -75,11 +75,11 @@ def test_malformed_append_is_refused(columns: dict[str, Any]) -> None:
 
 
 def test_request_for_a_stream_is_decoded_and_bounded() -> None:
-    event = decoded(reads.part(3, b"a", ERR, 5, attempt=2, count=1 << 30))
+    event = decoded(task_contents.part(3, b"a", ERR, 5, attempt=2, count=1 << 30))
     assert isinstance(event, PartRequested)
     assert (event.stream, event.offset, event.attempt) == (ERR, 5, 2)
     assert event.count == PART_BYTES_MAX
-    assert decoded(reads.part(3, b"a", OUT)).attempt is None
+    assert decoded(task_contents.part(3, b"a", OUT)).attempt is None
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_malformed_read_is_refused_before_anything_is_read(fields: dict[str, Any
 
 def test_reply_has_the_part_of_the_stream() -> None:
     server = NativeServer(1, lambda: 0)
-    (event,) = server.receive(b"peer", [b"", reads.part(3, b"a", OUT, 2)], 0)
+    (event,) = server.receive(b"peer", [b"", task_contents.part(3, b"a", OUT, 2)], 0)
     effect = PartEffect(b"peer", event.request, b"a", found=True, stream=OUT)  # type: ignore[attr-defined]
     effect.data, effect.bytes_total = b"cd", 9
     effect.attempt, effect.live, effect.digest = 4, True, DIGEST

@@ -13,7 +13,7 @@ from taskyard.core.model import Submission, Terms
 from taskyard.core.states import TaskState
 from taskyard.core.timer_heap import NEVER_NS
 from taskyard.wire.dialect import request_numbers
-from taskyard.wire.native import peer, reads
+from taskyard.wire.native import peer, task_contents
 from taskyard.wire.native import requests as native_requests
 from taskyard.wire.native.peer import Reply
 from taskyard.wire.native.server import NativeServer
@@ -129,7 +129,7 @@ def test_stream_sends_available_results_and_the_others_later() -> None:
     assert (Reply(frames[1]).names, Reply(frames[1]).count) == ([b"b"], 0)
 
 
-@pytest.mark.parametrize("asks", [reads.results, peer.watch])
+@pytest.mark.parametrize("asks", [task_contents.results, peer.watch])
 def test_results_that_do_not_fit_one_reply_are_left_out_and_counted(
     asks: Callable[[int, list[bytes]], bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,7 +149,7 @@ def test_result_larger_than_a_reply_is_sent_alone(
 ) -> None:
     monkeypatch.setattr("taskyard.wire.native.replies.TEXT_BYTES_MAX", 2)
     dialect = NativeServer(BROKER, lambda: 0)
-    dialect.receive(b"client", [b"", reads.results(6, [b"a", b"b"])], 1)
+    dialect.receive(b"client", [b"", task_contents.results(6, [b"a", b"b"])], 1)
     ((_, frames),) = dialect.reply(owing(FIRST, b"123", b"123"))
     assert (Reply(frames[1]).names, Reply(frames[1]).count) == ([b"a"], 1)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from taskyard.core import heartbeats
+from taskyard.core import deadlines
 from taskyard.core.events import CancelRequested, DrainRequested, RequestRejected, Scope
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Refusal
@@ -72,7 +72,7 @@ def test_worker_that_follows_gets_an_interval_and_loses_nothing_too_early(
 ) -> None:
     manager = holding(b"a")
     interval_ns = 3 * SECOND_NS
-    monkeypatch.setattr(heartbeats, "interval_ns", lambda *_: interval_ns)
+    monkeypatch.setattr(deadlines, "heartbeat_interval_ns", lambda *_: interval_ns)
     (reply,) = ping(manager, [["a", 1]], heartbeat_ms=1000, follows=True)
     assert reply.headers["heartbeat_ms"] == 3000
     manager.now_ns += 6 * SECOND_NS - 1

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from taskyard.calls.environments import Environment, encode_environment
+from taskyard.calls.payloads import EXEC, encode_command
 from taskyard.core.events import Outcome
-from taskyard.wire.environments import Environment, encode_environment
-from taskyard.wire.payloads import EXEC, encode_command
 from taskyard.worker.jobs import Job, JobResult
 from tests.worker.runner_harness import a_runner, measured_turns
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from taskyard.calls import pickled
+from taskyard.calls.pickled import PICKLE, CallHeader
 from taskyard.core.events import Outcome
-from taskyard.wire import pickled
-from taskyard.wire.pickled import PICKLE, CallHeader
 from taskyard.worker.jobs import PICKLED_BYTES_MAX, Job, JobResult
 from taskyard.worker.runner import ProcessRunner
 from tests.client import executor_calls as calls

@@ -28,7 +28,7 @@ NESTED = """
 import os
 import threading
 
-from taskyard.process import current_task
+from taskyard.calls import current_task
 
 def outer(fifo):
     with current_task.slot_given_back():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from taskyard.wire.environments import Environment, encode_environment
+from taskyard.calls.environments import Environment, encode_environment
 from taskyard.worker.jobs import Job
 from tests.worker.runner_harness import (
     a_runner,

@@ -23,7 +23,7 @@ from simulator.plan import SECOND_NS
 from simulator.reference_model import ReferenceModel
 from taskyard.core import events
 from taskyard.core import records as r
-from taskyard.core.heartbeats import IDLE_FACTOR
+from taskyard.core.deadlines import IDLE_FACTOR
 from taskyard.core.records import ReturnReason
 from taskyard.journal.recovery import decode
 from taskyard.wire import dialect

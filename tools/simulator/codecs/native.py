@@ -17,9 +17,7 @@ from taskyard.core.blobs import texts_of
 from taskyard.core.model import Refusal
 from taskyard.core.states import TaskState
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire.native import peer, reads
-from taskyard.wire.native import runs as native_runs
-from taskyard.wire.native import streams as native_streams
+from taskyard.wire.native import attempt_columns, peer, task_contents
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -124,13 +122,13 @@ class NativeCodec:
         return peer.list_tasks(event.request, event.scope, event.match, event.cursor, event.count)
 
     def _results(self, event: events.ResultsRequested, _said: Sequence[Event]) -> bytes:
-        return reads.results(event.request, event.names)
+        return task_contents.results(event.request, event.names)
 
     def _explain(self, event: events.ExplainRequested, _said: Sequence[Event]) -> bytes:
         return peer.query(event.request, peer.EXPLAIN, name=event.name)
 
     def _part(self, event: events.PartRequested, _said: Sequence[Event]) -> bytes:
-        return reads.part(event.request, event.name, event.stream)
+        return task_contents.part(event.request, event.name, event.stream)
 
     def _stats(self, event: events.StatsRequested, _said: Sequence[Event]) -> bytes:
         return peer.query(event.request, peer.STATS)
@@ -244,7 +242,7 @@ class NativeCodec:
     def _of_client(self, event: Any, answer: pb.QueryMsg) -> list[Effect]:  # noqa: ANN401
         request = answer.request
         if isinstance(event, events.PartRequested):
-            part = reads.decode_part(answer)
+            part = task_contents.decode_part(answer)
             told = effects.Part(b"", request, event.name, found=answer.type == peer.READ)
             told.data, told.attempt = part.data, part.attempt
             return [told]
@@ -294,12 +292,12 @@ def _report(event: events.TasksReported, request: int) -> pb.QueryMsg:
     batch.name.extend(event.names)
     batch.attempt.extend(event.attempts or ())
     batch.outcome.extend(event.outcomes or ())  # type: ignore[arg-type]  # the same numbers
-    for field, texts in native_streams.encode_contents("text", event.texts or ()).items():
+    for field, texts in attempt_columns.encode_contents("text", event.texts or ()).items():
         getattr(batch, field).extend(texts)
     batch.retry_at_ns.extend(event.retry_at_ns or ())
     if event.runs is not None:
         query.host = event.runs.host
-        for field, column in native_runs.encode_runs(event.runs).items():
+        for field, column in attempt_columns.encode_runs(event.runs).items():
             getattr(batch, field).extend(column)
     return query
 
@@ -329,7 +327,7 @@ def _settled_of(answer: pb.QueryMsg) -> list[Effect]:
     is up."""
     batch = answer.batch
     states = [TaskState(value) for value in batch.standing]
-    texts = native_streams.decode_contents(batch, "text")
+    texts = attempt_columns.decode_contents(batch, "text")
     told = effects.Settled(b"", answer.request, batch.name[:], states, [*texts])
     if answer.type == peer.WATCH and answer.n and not told.names:
         return [] if streams(answer.request) else [effects.ReplyDue(b"", answer.request)]

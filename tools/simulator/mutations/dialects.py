@@ -11,7 +11,7 @@ from msgspec import structs
 
 from simulator.mutations.registry import mutation, patched, patched_item
 from taskyard.broker.transport import Connections
-from taskyard.core import effects, events, faults, submission
+from taskyard.core import effects, events, submission
 from taskyard.core.entities import Worker
 from taskyard.core.events import Outcome
 from taskyard.core.model import Submission
@@ -104,7 +104,7 @@ def stream_ends_with_first_heartbeat() -> Iterator[None]:
 @mutation
 def bad_task_refuses_whole_create() -> Iterator[None]:
     """Refuse a plain Create whole because of one bad task."""
-    with patched(faults, "decide_partial", submission.decide):
+    with patched(submission, "decide_partial", submission.decide):
         yield
 
 
@@ -116,7 +116,7 @@ def duplicate_loses_its_dependencies() -> Iterator[None]:
         first = {name: index for index, name in reversed([*enumerate(whole.names)])}
         return whole.part(sorted(first.values()))
 
-    with patched(faults, "_merged", merged):
+    with patched(submission, "_merged", merged):
         yield
 
 

@@ -13,10 +13,10 @@ from msgspec import structs
 from simulator.mutations.registry import mutation, mutation_for_invariants, patched, patched_item
 from taskyard.core import (
     apply,
+    holds,
     lane_queues,
     queues,
     records,
-    reservations,
     rules,
     scheduler,
     selection,
@@ -300,7 +300,7 @@ def index_of_moved_entries() -> Iterator[None]:
 @mutation_for_invariants
 def reservation_not_released() -> Iterator[None]:
     """Keep a worker reserved for a task that another has taken."""
-    with patched(reservations, "review_reservations", _no_op):
+    with patched(holds, "review_reservations", _no_op):
         yield
 
 

@@ -1,5 +1,4 @@
 """Planted bugs of the broker's turn, the journal, and of what a restart restores."""
-# ruff: noqa: ANN401 - a broken function takes whatever the sound one takes
 
 from __future__ import annotations
 
@@ -27,9 +26,13 @@ from taskyard.core.ledger import Ledger
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.snapshots.restorer import Restorer
 from taskyard.core.states import TaskState
+from taskyard.core.timer_heap import TimerHeap
 from taskyard.errors import JournalDamaged, JournalFailed
 from taskyard.journal import chain, recovery
 from taskyard.journal.recovery import encode
+
+# ruff: noqa: ANN401 - a broken function takes whatever the sound one takes
+
 
 # The turn.
 
@@ -58,7 +61,7 @@ def waiting_submission_forgotten() -> Iterator[None]:
 
     def run(self: Any, *arguments: Any) -> Any:
         effects = sound(self, *arguments)
-        self._later.clear()
+        self._later = TimerHeap()
         return effects
 
     with patched(Requests, "run", run):

@@ -1,5 +1,4 @@
 """Planted bugs of the core's times and workers: due times, leases, heartbeats, lost workers."""
-# ruff: noqa: ANN401 - a broken function takes whatever the sound one takes
 
 from __future__ import annotations
 
@@ -18,11 +17,10 @@ from taskyard.core import (
     assignment,
     effects,
     events,
-    expiry,
+    holds,
     membership,
     queues,
     records,
-    reservations,
     selection,
     subscriptions,
     timers,
@@ -33,6 +31,9 @@ from taskyard.core.entities import Task, Worker
 from taskyard.core.ledger import Ledger
 from taskyard.core.snapshots.restorer import Restorer
 from taskyard.core.states import TaskState
+
+# ruff: noqa: ANN401 - a broken function takes whatever the sound one takes
+
 
 # Time.
 
@@ -52,7 +53,7 @@ def due_time_ignored() -> Iterator[None]:
 @mutation
 def expiry_ignored() -> Iterator[None]:
     """Never expire a task."""
-    with patched(expiry, "_is_expired", lambda _task, _at_ns: False):
+    with patched(assignment, "_is_expired", lambda _task, _at_ns: False):
         yield
 
 
@@ -195,7 +196,7 @@ def suspect_not_isolated() -> Iterator[None]:
     """Assign other tasks to a worker that runs a last attempt."""
     with (
         patched(selection, "holds_last_attempt", lambda _worker: False),
-        patched(reservations, "holds_last_attempt", lambda _worker: False),
+        patched(holds, "holds_last_attempt", lambda _worker: False),
     ):
         yield
 

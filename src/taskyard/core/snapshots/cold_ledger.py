@@ -1,4 +1,4 @@
-"""Makes the next snapshot from the last one and the records since, with few tasks in memory.
+"""Makes the next snapshot from the last and the records since, with few tasks in memory.
 
 Tasks that the records name, and tasks that wait for them, become objects: they are hot. All others
 are cold. Their columns are copied from the old chunks, or from the record that submitted them, to
@@ -56,7 +56,7 @@ class ColdRun(Task):
 
 
 class ColdLedger:
-    """Reads an old snapshot, applies records, and writes a new one.
+    """Reads an old snapshot, applies records, and writes a new snapshot.
 
     The order of calls: `survey` and `survey_edges` if there are edges, `read`, `link`, then `enter`
     and `apply` on `ledger` for the records, then `finish`.
@@ -75,21 +75,21 @@ class ColdLedger:
         self._touched = touched
         self._builder = ChunkBuilder(write)
         self._apart = dict.fromkeys(self._rest.apart())
-        #: Hot tasks of the old snapshot by place. None until they are read.
+        #: Hot tasks of the old snapshot by index. None until they are read.
         self._hot: dict[int, Task | None] = dict.fromkeys(self._apart)
-        for places in (
+        for indexes in (
             *self._rest.dependents_of_unknown.values(),
             *(one.tasks for one in self._rest.leases),
         ):
-            self._hot |= dict.fromkeys(places)
-        #: Places of the touched tasks.
-        self._touched_places: dict[int, None] = {}
+            self._hot |= dict.fromkeys(indexes)
+        #: Indexes of the touched tasks.
+        self._touched_indexes: dict[int, None] = {}
         self._sorted: list[int] = sorted(self._hot)
-        #: Places behind which moved tasks queue, and the queue entries there.
+        #: Indexes behind which moved tasks queue, and the queue entries there.
         self._boundaries = sorted(dict.fromkeys(other for _, other in self._rest.moved))
         self._ends: dict[int, Task] = {}
         self._surveyed = self._read = 0
-        #: Edges between tasks that were cold when they were submitted, by new place.
+        #: Edges between tasks that were cold when they were submitted, by new index.
         self._new_edges = Edges()
 
     @classmethod
@@ -109,12 +109,12 @@ class ColdLedger:
     def survey(self, columns: TaskColumns) -> None:
         """Find touched tasks in the next chunk, for `survey_edges`."""
         for number in self._numbers_touched(columns.names):
-            self._touched_places[self._surveyed + number] = None
+            self._touched_indexes[self._surveyed + number] = None
         self._surveyed += len(columns.names)
 
     def survey_edges(self, edges: Edges) -> None:
-        """Find the tasks that wait for touched ones."""
-        touched, hot = self._touched_places, self._hot
+        """Find the tasks that wait for touched tasks."""
+        touched, hot = self._touched_indexes, self._hot
         for before, after in edges:
             if before in touched:
                 hot[after] = None
@@ -126,22 +126,22 @@ class ColdLedger:
         return [number for number, name in enumerate(names) if name in touched]
 
     def read(self, columns: TaskColumns) -> None:
-        """Read the tasks of the next chunk: hot ones to the ledger, cold ones to a new chunk."""
+        """Read the tasks of the next chunk: hot tasks to the ledger, cold tasks to a new chunk."""
         if not self._read:
             self._sorted = sorted(self._hot)
         first = self._read
         self._read = end = first + len(columns.names)
         hot = self._numbers_hot(columns, first, end)
-        cuts = [place - first for place in _between(self._boundaries, first, end)]
+        cuts = [index - first for index in _between(self._boundaries, first, end)]
         chunk = _Chunk(columns, first, hot, cuts)
         if hot or cuts or len(columns.names) < CHUNK_TASKS // 2:
             chunk.payloads = columns.each_payload()
-        place, base = self._builder.place, len(self._builder)
+        index, base = self._builder.index, len(self._builder)
         lanes = restorer.lanes_of_runs(self.ledger, columns, columns.terms)
         begin = 0
         for run, lane in zip(columns.runs, lanes, strict=True):
             number = begin - bisect_left(hot, begin)
-            self._read_run(chunk, run, begin, lane, place + number)
+            self._read_run(chunk, run, begin, lane, index + number)
             begin += run[0]
         if chunk.payloads is None:
             self._builder.copy_chunk(columns)
@@ -152,25 +152,25 @@ class ColdLedger:
     def _numbers_hot(self, columns: TaskColumns, first: int, end: int) -> list[int]:
         """Return the numbers of hot tasks in a chunk, in order."""
         numbers = dict.fromkeys(self._numbers_touched(columns.names))
-        self._touched_places |= dict.fromkeys(first + number for number in numbers)
-        numbers |= dict.fromkeys(place - first for place in _between(self._sorted, first, end))
+        self._touched_indexes |= dict.fromkeys(first + number for number in numbers)
+        numbers |= dict.fromkeys(index - first for index in _between(self._sorted, first, end))
         return sorted(numbers)
 
     def _read_run(
-        self, chunk: _Chunk, run: tuple[int, int, int, int], begin: int, lane: Lane, place: int
+        self, chunk: _Chunk, run: tuple[int, int, int, int], begin: int, lane: Lane, index: int
     ) -> None:
-        """Read a run of similar tasks. `place` is the new place of the first cold one."""
+        """Read a run of similar tasks. `index` is the new index of the first cold task."""
         count, terms_at, _, state = run
         columns, terms = chunk.columns, chunk.columns.terms[terms_at]
         for start, stop, is_hot in chunk.pieces(begin, begin + count):
             if is_hot:
                 self._keep(chunk, start, (terms, lane, _STATES[state]))
                 continue
-            place += stop - start
+            index += stop - start
             lane.tasks += stop - start
             if state == READY:
                 lane.ready += stop - start
-                _extend_cold_run(lane.queue(terms.priority), place - 1)
+                _extend_cold_run(lane.queue(terms.priority), index - 1)
                 if stop - 1 in chunk.cuts:
                     self._end_run(lane.queue(terms.priority), chunk.first + stop - 1)
             if chunk.payloads is not None:
@@ -186,21 +186,21 @@ class ColdLedger:
         task = Task(columns.names[number], chunk.payloads[number], terms, lane, state, waits)
         restorer.set_details(columns, number, task)
         self.ledger.tasks[task.name] = task
-        place = chunk.first + number
-        self._hot[place] = task
+        index = chunk.first + number
+        self._hot[index] = task
         lane.tasks += 1
-        if state is READY and place not in self._apart:
+        if state is READY and index not in self._apart:
             lane.queue(terms.priority).items.append(task)
             lane.ready += 1
         if number in chunk.cuts:
-            self._ends[place] = task
+            self._ends[index] = task
 
-    def _end_run(self, queue: Queue[Task], place: int) -> None:
+    def _end_run(self, queue: Queue[Task], index: int) -> None:
         """Close the current cold run, because a moved task queues behind it."""
         run = queue.items[-1]
         assert isinstance(run, ColdRun)  # noqa: S101 - it has just been put there
         run.closed = True
-        self._ends[place] = run
+        self._ends[index] = run
 
     def _copy_details(self, columns: TaskColumns, hot: list[int], base: int) -> None:
         """Copy optional fields of cold tasks to the chunk that they were just added to."""
@@ -212,7 +212,7 @@ class ColdLedger:
     def link(self, edges: Iterable[Edges]) -> None:
         """Add edges, lanes and workers that refer to hot tasks, after all chunks are read."""
         self._sorted = sorted(self._hot)
-        touched = self._touched_places
+        touched = self._touched_indexes
         for some in edges:
             for before, after in some:
                 if before in touched:
@@ -220,22 +220,22 @@ class ColdLedger:
         self._queue_moved()
         restorer.restore_lanes(self.ledger, self._rest, self._at)
         restorer.restore_workers(self.ledger, self._rest, self._at)
-        for name, places in self._rest.dependents_of_unknown.items():
-            self.ledger.awaited.restore(name, [self._at(place) for place in places])
+        for name, indexes in self._rest.dependents_of_unknown.items():
+            self.ledger.awaited.restore(name, [self._at(index) for index in indexes])
 
-    def _at(self, place: int) -> Task:
-        """Return the hot task of an old place."""
-        task = self._hot[place]
+    def _at(self, index: int) -> Task:
+        """Return the hot task of an old index."""
+        task = self._hot[index]
         if task is None:
-            raise LookupError(f"no task at place {place}")
+            raise LookupError(f"no task at index {index}")
         return task
 
     def _queue_moved(self) -> None:
         """Queue moved tasks at their positions."""
         behind: dict[int, list[Task]] = defaultdict(list)
         queues: dict[int, Queue[Task]] = {}
-        for place, other in self._rest.moved:
-            task = self._at(place)
+        for index, other in self._rest.moved:
+            task = self._at(index)
             queue = task.lane.queue(task.terms.priority)
             queues[id(queue)] = queue
             behind[id(queue) if other < 0 else id(self._ends[other])].append(task)
@@ -260,12 +260,12 @@ class ColdLedger:
         if self.ledger.awaited.has_any(names):
             return False
         if after is not None:
-            own = {name: place for place, name in enumerate(names, self._builder.place)}
+            own = {name: index for index, name in enumerate(names, self._builder.index)}
             if not all(one in own for each in after for one in each):
                 return False
-            for place, each in enumerate(after, self._builder.place):
+            for index, each in enumerate(after, self._builder.index):
                 for one in each:
-                    self._new_edges.add(own[one], place)
+                    self._new_edges.add(own[one], index)
         self.ledger.record += 1
         submission = submission.applied(b"")
         for terms in submission.terms:
@@ -300,21 +300,21 @@ class ColdLedger:
         lane.tasks += count
         if state is READY:
             lane.ready += count
-            _extend_cold_run(lane.queue(terms.priority), self._builder.place - 1)
+            _extend_cold_run(lane.queue(terms.priority), self._builder.index - 1)
 
     # The new snapshot.
 
     def finish(self, edges: Iterable[Edges], write_edges: Callable[[Edges], None]) -> Rest:
-        """Write the hot tasks and all edges, given the old ones, and return the rest."""
+        """Write the hot tasks and all edges, given the old edges, and return the `Rest`."""
         tasks, moved = self._in_order()
-        places: dict[int, int] = {}
+        indexes: dict[int, int] = {}
         for task in tasks:
-            places[id(task)] = self._builder.place
+            indexes[id(task)] = self._builder.index
             self._builder.add_task(task)
             self._builder.flush_if_full()
         self._builder.flush()
         count, some = 0, Edges()
-        for before, after in self._all_edges(edges, tasks, places):
+        for before, after in self._all_edges(edges, tasks, indexes):
             some.add(before, after)
             count += 1
             if len(some) >= CHUNK_EDGES:
@@ -322,13 +322,13 @@ class ColdLedger:
                 some = Edges()
         if some:
             write_edges(some)
-        rest = rest_of(self.ledger, places, (self._builder.place, count))
-        rest.moved = [(places[id(task)], behind) for task, behind in moved]
+        rest = rest_of(self.ledger, indexes, (self._builder.index, count))
+        rest.moved = [(indexes[id(task)], behind) for task, behind in moved]
         return rest
 
     def _in_order(self) -> tuple[list[Task], list[tuple[Task, int]]]:
         """Return the hot tasks in the order of the queues, to write them, and those that queue
-        before cold tasks, each with the place behind which it queues."""
+        before cold tasks, each with the index behind which it queues."""
         tasks = [task for task in self.ledger.tasks.values() if task.ending is None]
         numbers = {id(task): number for number, task in enumerate(tasks)}
         moved: list[tuple[Task, int]] = []
@@ -350,30 +350,30 @@ class ColdLedger:
         return tasks, moved
 
     def _all_edges(
-        self, edges: Iterable[Edges], tasks: list[Task], places: dict[int, int]
+        self, edges: Iterable[Edges], tasks: list[Task], indexes: dict[int, int]
     ) -> Iterator[tuple[int, int]]:
-        """Yield the edges by new places. Edges of touched tasks come from the ledger, all others
+        """Yield the edges by new indexes. Edges of touched tasks come from the ledger, all others
         are unchanged."""
-        touched = self._touched_places
+        touched = self._touched_indexes
         for some in edges:
             for before, after in some:
                 if before not in touched:
-                    new = self._new_place(after, places)
+                    new = self._new_index(after, indexes)
                     if new >= 0:
-                        yield self._new_place(before, places), new
+                        yield self._new_index(before, indexes), new
         yield from self._new_edges
         for task in tasks:
             if task.dependents is not None:
-                place = places[id(task)]
+                index = indexes[id(task)]
                 for dependent in task.dependents_list():
-                    if id(dependent) in places:
-                        yield place, places[id(dependent)]
+                    if id(dependent) in indexes:
+                        yield index, indexes[id(dependent)]
 
-    def _new_place(self, place: int, places: dict[int, int]) -> int:
+    def _new_index(self, index: int, indexes: dict[int, int]) -> int:
         """Return the new place of a task by its old one, or -1 if the task is gone."""
-        if place in self._hot:
-            return places.get(id(self._hot[place]), -1)
-        return place - bisect_left(self._sorted, place)
+        if index in self._hot:
+            return indexes.get(id(self._hot[index]), -1)
+        return index - bisect_left(self._sorted, index)
 
 
 class _Chunk:
@@ -388,11 +388,11 @@ class _Chunk:
         #: Where runs are split: around hot tasks, and behind cuts.
         self._marks = sorted({**dict.fromkeys(hot), **self.cuts})
         self._is_hot = dict.fromkeys(hot)
-        #: None: the chunk is copied as a whole.
+        #: The tasks to copy. With None the chunk is copied as a whole.
         self.payloads: Sequence[Content] | None = None
 
     def pieces(self, begin: int, end: int) -> Iterator[tuple[int, int, bool]]:
-        """Split a run into single hot tasks and stretches of cold ones."""
+        """Split a run into single hot tasks and stretches of cold tasks."""
         for mark in _between(self._marks, begin, end):
             if mark in self._is_hot:
                 if begin < mark:
@@ -405,10 +405,10 @@ class _Chunk:
             yield begin, end, False
 
 
-def _between(places: list[int], first: int, end: int) -> list[int]:
-    """Return the sorted places from `first` to before `end`."""
-    start = bisect_left(places, first)
-    return places[start : bisect_left(places, end, start)]
+def _between(indexes: list[int], first: int, end: int) -> list[int]:
+    """Return the sorted indexes from `first` to before `end`."""
+    start = bisect_left(indexes, first)
+    return indexes[start : bisect_left(indexes, end, start)]
 
 
 def _cold_number(number: int, hot: list[int], base: int) -> int:
@@ -420,7 +420,7 @@ def _cold_number(number: int, hot: list[int], base: int) -> int:
 
 
 def _extend_cold_run(queue: Queue[Task], last: int) -> None:
-    """Extend the cold run at the end of a queue to the place `last`, or append one."""
+    """Extend the cold run at the end of a queue to the index `last`, or append a run."""
     run = queue.items[-1] if len(queue.items) > queue.cursor else None
     if isinstance(run, ColdRun) and not run.closed:
         run.last = last
@@ -429,7 +429,7 @@ def _extend_cold_run(queue: Queue[Task], last: int) -> None:
 
 
 def _after_cold(entries: list[Task], moved: list[tuple[Task, int]]) -> list[Task]:
-    """Return the tasks behind all cold ones of a queue. Add those before to `moved`."""
+    """Return the tasks behind all cold tasks of a queue. Add tasks before to `moved`."""
     runs = [number for number, entry in enumerate(entries) if isinstance(entry, ColdRun)]
     if not runs:
         return entries

@@ -1,7 +1,7 @@
-"""The format of a snapshot: tasks as columns in chunks, edges between them, and the rest.
+"""The format of a snapshot: tasks as columns in chunks, edges between them, and all else.
 
-A chunk can be read, written and copied without the others, so a snapshot of any size is made in
-bounded memory. Tasks refer to each other by place: their number in the order of all chunks. READY
+A chunk can be read, written and copied alone, so a snapshot of any size is made in
+bounded memory. Tasks refer to each other by index: their number in the order of all chunks. READY
 tasks queue in that order, except those listed in `Rest`. Does not read or write files.
 """
 
@@ -60,7 +60,7 @@ class TaskColumns(Struct, array_like=True, gc=False):
     #: Attempts, failures and excused attempts of tasks that have been leased.
     attempts: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     due_ns: dict[int, int] = field(default_factory=dict)
-    #: Which payload each task has. None: its own, or the one that all share.
+    #: Which payload each task has. None: its own, or the payload that all share.
     payload_at: list[int] | None = None
 
     def each_payload(self) -> Sequence[Content]:
@@ -83,7 +83,7 @@ class CampaignRest(Struct, array_like=True, gc=False):
 
 
 class LaneRest(Struct, array_like=True, gc=False):
-    """State of a lane beyond its tasks in order. Tasks are given by place."""
+    """State of a lane beyond its tasks in order. Tasks are given by index."""
 
     service: bytes
     name: bytes
@@ -121,7 +121,7 @@ class WorkerSnapshot(Struct, array_like=True, gc=False):
 
 
 class LeaseSnapshot(Struct, array_like=True, gc=False):
-    """A lease, with the index of its worker and the places of its tasks."""
+    """A lease, with the index of its worker and the indexes of its tasks."""
 
     number: int
     worker: int
@@ -142,8 +142,8 @@ class Rest(Struct, array_like=True, gc=False):
     campaigns: list[CampaignRest] = field(default_factory=list)
     services: list[ServiceSnapshot] = field(default_factory=list)
     lanes: list[LaneRest] = field(default_factory=list)
-    #: READY tasks that do not queue by their place: the task, and the place behind which it queues
-    #: (-1: at the head). Tasks behind the same place queue in this order.
+    #: READY tasks that do not queue by their index: the task, and the index behind which it queues
+    #: (-1: at the head). Tasks behind the same index queue in this order.
     moved: list[tuple[int, int]] = field(default_factory=list)
     workers: list[WorkerSnapshot] = field(default_factory=list)
     leases: list[LeaseSnapshot] = field(default_factory=list)
@@ -157,15 +157,15 @@ class Rest(Struct, array_like=True, gc=False):
     failed_attempts: dict[bytes, list[Attempt]] = field(default_factory=dict)
 
     def apart(self) -> Iterator[int]:
-        """Yield the places of READY tasks that do not queue by their place."""
+        """Yield the indexes of READY tasks that do not queue by their index."""
         for lane in self.lanes:
             yield from chain(lane.suspects, lane.next_run, *lane.front.values())
-        for place, _ in self.moved:
-            yield place
+        for index, _ in self.moved:
+            yield index
 
 
 class Edges:
-    """Pairs of places, a task and its dependent, in the order of their creation."""
+    """Pairs of indexes, a task and its dependent, in the order of their creation."""
 
     def __init__(self, before: Iterable[int] = (), after: Iterable[int] = ()) -> None:
         self.before = array("Q", before)
@@ -188,7 +188,7 @@ class ChunkBuilder:
     def __init__(self, write: Callable[[TaskColumns], None]) -> None:
         self._write = write
         #: The place of the next task.
-        self.place = 0
+        self.index = 0
         self._begin()
 
     def _begin(self) -> None:
@@ -230,7 +230,7 @@ class ChunkBuilder:
         self._names += names
         self._payloads += payloads
         self._waits += waits or repeat(0, count)
-        self.place += count
+        self.index += count
 
     def _note_payloads(self, payloads: Sequence[Content]) -> None:
         """Count bytes. A payload that adjacent tasks share counts once."""
@@ -300,7 +300,7 @@ class ChunkBuilder:
     def copy_chunk(self, columns: TaskColumns) -> None:
         """Pass on the current chunk, then this one unchanged."""
         self.flush()
-        self.place += len(columns.names)
+        self.index += len(columns.names)
         self._write(columns)
 
 
@@ -318,8 +318,8 @@ def _shared(own: list[Content]) -> tuple[list[Content], list[int] | None]:
     return list(different.values()), [numbers[id(payload)] for payload in own]
 
 
-def rest_of(ledger: Ledger, places: dict[int, int], counted: tuple[int, int]) -> Rest:
-    """Return the state beside the tasks. `places` are by task id, `counted` has the numbers of
+def rest_of(ledger: Ledger, indexes: dict[int, int], counted: tuple[int, int]) -> Rest:
+    """Return the state beside the tasks. `indexes` are by task id, `counted` has the numbers of
     tasks and edges."""
     tasks, edges = counted
     return Rest(
@@ -336,13 +336,13 @@ def rest_of(ledger: Ledger, places: dict[int, int], counted: tuple[int, int]) ->
             ServiceSnapshot(one.name, one.paused, one.has_wide_tasks, one.counts)
             for one in ledger.services.values()
         ],
-        lanes=[rest for lane in _all_lanes(ledger) if not (rest := _lane(lane, places)).is_plain],
+        lanes=[rest for lane in _all_lanes(ledger) if not (rest := _lane(lane, indexes)).is_plain],
         workers=[WorkerSnapshot(w.name, w.facts, w.slots_kept) for w in ledger.workers.values()],
-        leases=_leases(ledger, places),
+        leases=_leases(ledger, indexes),
         dependents_of_unknown={
             name: waiting
             for name, tasks_waiting in ledger.awaited.tasks.items()
-            if (waiting := [places[id(one)] for one in tasks_waiting if id(one) in places])
+            if (waiting := [indexes[id(one)] for one in tasks_waiting if id(one) in indexes])
         },
         reasons=ledger.reasons,
         envelopes=ledger.envelopes,
@@ -358,24 +358,24 @@ def _all_lanes(ledger: Ledger) -> Iterator[Lane]:
         yield from service.lanes.values()
 
 
-def _lane(lane: Lane, places: dict[int, int]) -> LaneRest:
+def _lane(lane: Lane, indexes: dict[int, int]) -> LaneRest:
     front = {
-        queue.priority: [places[id(task)] for task in queue.front if task.state is READY]
+        queue.priority: [indexes[id(task)] for task in queue.front if task.state is READY]
         for queue in (lane.main_queue, *(lane.other_queues or ()))
         if queue.front
     }
     rest = LaneRest(lane.service.name, lane.name, lane.paused, front)
     if lane.extras is not None:
-        rest.suspects = [places[id(task)] for task in lane.suspects]
-        rest.next_run = [places[id(task)] for task in lane.extras.next_run.values()]
+        rest.suspects = [indexes[id(task)] for task in lane.suspects]
+        rest.next_run = [indexes[id(task)] for task in lane.extras.next_run.values()]
         rest.run_left, rest.released = lane.extras.run_left, lane.extras.released
     return rest
 
 
-def _leases(ledger: Ledger, places: dict[int, int]) -> list[LeaseSnapshot]:
+def _leases(ledger: Ledger, indexes: dict[int, int]) -> list[LeaseSnapshot]:
     leases: list[LeaseSnapshot] = []
     for number, worker in enumerate(ledger.workers.values()):
         for lease in worker.leases.values():
-            out = [places[id(task)] for task in lease.tasks if task.lease is lease]
+            out = [indexes[id(task)] for task in lease.tasks if task.lease is lease]
             leases.append(LeaseSnapshot(lease.number, number, lease.at_ns, lease.lease_ns, out))
     return leases

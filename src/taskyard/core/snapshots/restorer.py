@@ -41,7 +41,7 @@ class Restorer:
         self._apart = dict.fromkeys(rest.apart())
         self._terms: dict[bytes, Terms] = {}
         self._payloads: dict[Content, Content] = {}
-        #: All tasks by place.
+        #: All tasks by index.
         self.tasks: list[Task] = []
         self.ledger = restore_frame(rest)
 
@@ -86,7 +86,7 @@ class Restorer:
         return self._payloads.setdefault(payload, payload)
 
     def _queue_runs(self, runs: Iterable[tuple[int, Lane, int]], made: list[Task]) -> None:
-        """Count tasks in their lanes and queue READY ones, except those listed in `Rest`."""
+        """Count tasks in their lanes and queue READY tasks, except tasks listed in `Rest`."""
         begin, first, apart = 0, len(self.tasks), self._apart
         for count, lane, state in runs:
             lane.tasks += count
@@ -97,7 +97,7 @@ class Restorer:
                     queue = lane.queue(priority)
                 if apart:
                     numbered = enumerate(tasks, first + begin)
-                    tasks = [task for place, task in numbered if place not in apart]
+                    tasks = [task for index, task in numbered if index not in apart]
                 queue.items += tasks
                 lane.ready += len(tasks)
             begin += count
@@ -130,8 +130,8 @@ class Restorer:
         _restore_moved(rest, tasks)
         restore_lanes(ledger, rest, tasks.__getitem__)
         restore_workers(ledger, rest, tasks.__getitem__)
-        for name, places in rest.dependents_of_unknown.items():
-            ledger.awaited.restore(name, [tasks[place] for place in places])
+        for name, indexes in rest.dependents_of_unknown.items():
+            ledger.awaited.restore(name, [tasks[index] for index in indexes])
         for service in ledger.services.values():
             for lane in list(service.lanes.values()):
                 if lane.ready:
@@ -164,7 +164,7 @@ def restore_frame(rest: Rest) -> Ledger:
 
 
 def _queue_each(made: list[Task]) -> None:
-    """Count tasks in their lanes and queue READY ones, one by one."""
+    """Count tasks in their lanes and queue READY tasks, each by itself."""
     for task in made:
         lane = task.lane
         lane.tasks += 1
@@ -194,19 +194,19 @@ def set_details(columns: TaskColumns, number: int, task: Task) -> None:
 
 
 def _restore_moved(rest: Rest, tasks: list[Task]) -> None:
-    """Queue moved tasks behind their places."""
+    """Queue moved tasks behind their indexes."""
     if not rest.moved:
         return
     apart = dict.fromkeys(rest.apart())
-    lanes = {id(tasks[place].lane): None for place, _ in rest.moved}
+    lanes = {id(tasks[index].lane): None for index, _ in rest.moved}
     behind: dict[int, list[Task]] = defaultdict(list)
-    for place, other in rest.moved:
-        behind[other].append(tasks[place])
-        tasks[place].lane.ready += 1
+    for index, other in rest.moved:
+        behind[other].append(tasks[index])
+        tasks[index].lane.ready += 1
     lines: dict[tuple[int, int], list[Task]] = defaultdict(list)
-    for place, task in enumerate(chain((None,), tasks), -1):
-        some = behind.get(place, [])
-        if task is not None and _queues_by_place(task, lanes) and place not in apart:
+    for index, task in enumerate(chain((None,), tasks), -1):
+        some = behind.get(index, [])
+        if task is not None and _queues_by_index(task, lanes) and index not in apart:
             some = [task, *some]
         for one in some:
             lines[id(one.lane), one.terms.priority].append(one)
@@ -214,7 +214,7 @@ def _restore_moved(rest: Rest, tasks: list[Task]) -> None:
         line[0].lane.queue(priority).items[:] = line
 
 
-def _queues_by_place(task: Task, lanes: dict[int, None]) -> bool:
+def _queues_by_index(task: Task, lanes: dict[int, None]) -> bool:
     return task.state is READY and id(task.lane) in lanes
 
 
@@ -223,11 +223,11 @@ def restore_lanes(ledger: Ledger, rest: Rest, task_at: Callable[[int], Task]) ->
     for one in rest.lanes:
         lane = ledger.service(one.service).lane(one.name)
         lane.paused = one.paused
-        for priority, places in one.front.items():
-            lane.queue(priority).front += map(task_at, places)
-            lane.ready += len(places)
-        for place in one.suspects:
-            add_suspect(lane, task_at(place), front=False)
+        for priority, indexes in one.front.items():
+            lane.queue(priority).front += map(task_at, indexes)
+            lane.ready += len(indexes)
+        for index in one.suspects:
+            add_suspect(lane, task_at(index), front=False)
         if one.next_run or one.released:
             extras = lane.ensure_extras()
             extras.next_run = {id(task): task for task in map(task_at, one.next_run)}
@@ -241,7 +241,7 @@ def restore_workers(ledger: Ledger, rest: Rest, task_at: Callable[[int], Task]) 
     for worker in workers:
         ledger.add_worker(worker)
     for one in rest.leases:
-        out = [task_at(place) for place in one.tasks]
+        out = [task_at(index) for index in one.tasks]
         given = (workers[one.worker], one.number, one.at_ns, one.lease_ns)
         names, attempts = [task.name for task in out], [task.attempt for task in out]
         lease = Lease(*given, len(out), out, names, attempts, lane_counts(out))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from taskyard.design.quantities import format_bytes, format_duration
+from taskyard.design import format_bytes, format_duration
 
 __all__ = [
     "format_bytes",

@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskyard.core.holds import spend_rate
-from taskyard.core.lane_rates import STEP_NS
+from taskyard.core.lane_queues import RATE_STEP_NS
 from taskyard.core.limits import LANE_RUN_TASKS_MAX, RATE_BURST_NS_MAX, TASKS_MAX
 
 if TYPE_CHECKING:
@@ -249,7 +249,7 @@ class CompactScheduler:
     def _set_timer(self, lane: Lane, rate: LaneRate) -> None:
         if not rate.waits:
             rate.waits = True
-            at_ns = -(-rate.next_ns // STEP_NS) * STEP_NS
+            at_ns = -(-rate.next_ns // RATE_STEP_NS) * RATE_STEP_NS
             if at_ns not in self._rate_lanes:
                 self._rate_lanes[at_ns] = []
                 heappush(self.rate_times_ns, at_ns)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from taskyard.core.events import Scope
     from taskyard.web.events import TaskEvent
     from taskyard.web.views.site import Site
-    from taskyard.wire.native.reads import Part
+    from taskyard.wire.native.task_contents import Part
 
 
 class StoryLine(Struct, frozen=True):

@@ -1,7 +1,7 @@
 """Tasks, reports and worker facts in native messages, to and from the core's types.
 
 A message holds tasks as TaskMsgs, one after the other, or as columns (`Batch`), which cost a tenth.
-Owns the meaning of both forms and their limits, not the requests: those are in `requests.py`
+Owns the meaning of both forms and their limits, not the requests: they are in `requests.py`
 at the broker and in `peer.py` at a peer.
 
 Decoders are total: they return a value or raise `Malformed`. Entries are counted before they are
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from google.protobuf.message import DecodeError, Message
 from msgspec import Struct, structs
 
+from taskyard.calls import environments
 from taskyard.core.blobs import Blob, texts_of
 from taskyard.core.events import Outcome
 from taskyard.core.limits import (
@@ -31,14 +32,12 @@ from taskyard.core.limits import (
 )
 from taskyard.core.model import RefusedTask, Submission, Terms, TermsChanges, WorkerFacts
 from taskyard.core.resources import RESOURCES_MAX
+from taskyard.core.rules import LaneOptions, Rule
 from taskyard.errors import Malformed, PeerError
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire import environments
 from taskyard.wire.dialect import TaskDefaults
-from taskyard.wire.native import alike
-from taskyard.wire.native import runs as native_runs
-from taskyard.wire.native import streams as native_streams
-from taskyard.wire.native.counts import LOGS_MAX, TooMany, check_counts, check_lengths
+from taskyard.wire.native import attempt_columns, raw_messages
+from taskyard.wire.native.raw_messages import LOGS_MAX, TooMany, check_counts, check_lengths
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -60,7 +59,7 @@ DIALECT: Final = b"dwork"
 
 PERCENT_MAX: Final = 100
 
-#: Terms repeat from message to message. This many different ones are cached, if they are no longer
+#: Terms repeat from message to message. This many different terms are cached, if they are no longer
 #: than this.
 TERMS_CACHE_SIZE: Final = 256
 TERMS_CACHE_BYTES_MAX: Final = 256
@@ -99,7 +98,7 @@ class Report(Struct):
 
 
 #: The columns of a report beside its names, in the order of the fields.
-_REPORT_COLUMNS: Final = (*("attempts", "outcomes", "texts", "retry_at_ns", "outputs", "percents"),)
+_REPORT_COLUMNS: Final = ("attempts", "outcomes", "texts", "retry_at_ns", "outputs", "percents")
 
 
 def parse(kind: type[_M], raw: bytes) -> _M:
@@ -195,7 +194,7 @@ def _from_task_messages(query: pb.QueryMsg) -> tuple[Submission, bool]:
 def _alike(query: pb.QueryMsg) -> list[bytes] | None:
     """Return the names of at least two tasks that differ in nothing else. None: they may differ."""
     check_count(len(query.task))
-    names = alike.split(query.task[:]) if len(query.task) > 1 else None
+    names = raw_messages.split_alike(query.task[:]) if len(query.task) > 1 else None
     if names is not None:
         check_text(names, "names and origins")
     return names
@@ -447,8 +446,8 @@ def report_of(query: pb.QueryMsg) -> Report:
         batch = query.batch
         report = _report_in_columns(batch)
         if batch.stderr or batch.stdout or batch.text_bytes_total:
-            report.streams = native_streams.decode_columns(batch, len(report.names))
-        report.runs = native_runs.decode_columns(batch, query.host)
+            report.streams = attempt_columns.decode_streams(batch, len(report.names))
+        report.runs = attempt_columns.decode_runs(batch, query.host)
     else:
         report = _report_of_messages(query)
     if not query.host.isascii():
@@ -456,7 +455,7 @@ def report_of(query: pb.QueryMsg) -> Report:
     columns = (report.attempts, report.outcomes, report.texts, report.retry_at_ns)
     for column in (*columns, report.outputs, report.percents):
         if column is not None and len(column) != len(report.names):
-            raise Malformed(native_streams.BAD_LENGTHS)
+            raise Malformed(attempt_columns.BAD_LENGTHS)
     if report.streams is not None and report.outcomes is not None:
         _check_reasons(report.outcomes, report.texts or ())
     if report.attempts is not None and max(report.attempts) > NUMBER_MAX:
@@ -497,9 +496,9 @@ def _report_in_columns(batch: pb.Batch) -> Report:
         names=names,
         attempts=batch.attempt[:] or None,
         outcomes=[_OUTCOMES[value] for value in outcomes] if any(outcomes) else None,
-        texts=native_streams.decode_contents(batch, "text") or None,
+        texts=attempt_columns.decode_contents(batch, "text") or None,
         retry_at_ns=batch.retry_at_ns[:] or None,
-        outputs=(native_streams.decode_contents(batch, "output") if batch.output else None),
+        outputs=(attempt_columns.decode_contents(batch, "output") if batch.output else None),
         percents=batch.percent[:] or None,
     )
 
@@ -518,7 +517,7 @@ def _report_in_messages(tasks: list[pb.TaskMsg], host: bytes) -> Report:
         retry_at_ns=_present([task.retry_at_ns for task in tasks]),
         outputs=_present([task.output or _log(task) for task in tasks]),
         percents=_present([task.percent for task in tasks]),
-        runs=native_runs.decode_messages(tasks, host),
+        runs=attempt_columns.decode_task_runs(tasks, host),
     )
 
 
@@ -597,3 +596,30 @@ def encode_refused(task: RefusedTask) -> bytes:
 def decode_refused(raw: bytes) -> pb.RefusedTask:
     """Decode a task at fault in a refused submission. Raise Malformed."""
     return parse(pb.RefusedTask, raw)
+
+
+#: The options of a rule that are sent to peers. The other options concern only the broker.
+SENT_OPTIONS: Final = (
+    "command",
+    "lane_workers_max",
+    "overfeed",
+    "idle_ns_max",
+    "hunger_ns_max",
+    "lane_template",
+    "lines",
+    "interval_ns",
+)
+
+
+def encode_rule(rule: Rule) -> bytes:
+    sent = {field: getattr(rule.options, field) for field in SENT_OPTIONS}
+    return pb.ClauseMsg(name=rule.name, match=rule.match, **sent).SerializeToString()
+
+
+def decode_rule(raw: bytes) -> Rule:
+    """Decode a rule. Raise Malformed."""
+    message = parse(pb.ClauseMsg, raw)
+    rules = LaneOptions(
+        **{field: getattr(message, field) for field in SENT_OPTIONS if message.HasField(field)}
+    )
+    return Rule(message.name, message.match, rules)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec import Struct
 
+from taskyard.calls.payloads import is_command
 from taskyard.core.blobs import Result, texts_of
 from taskyard.core.events import Outcome, Scope, UnknownPolicy
 from taskyard.core.model import Refusal, shown
@@ -17,11 +18,9 @@ from taskyard.core.output import OutputColumns
 from taskyard.core.runs import RunColumns
 from taskyard.core.states import TaskState
 from taskyard.wire import dwork_pb2 as pb
+from taskyard.wire.native import attempt_columns, task_contents
 from taskyard.wire.native import frames as tasks
-from taskyard.wire.native import reads, streams
-from taskyard.wire.native import runs as native_runs
-from taskyard.wire.native.rules import decode_rule
-from taskyard.wire.payloads import is_command
+from taskyard.wire.native.frames import decode_rule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,15 +31,11 @@ if TYPE_CHECKING:
 
 _Q: Final = pb.QueryMsg
 
-CREATE, STEAL, COMPLETE, TRANSFER, LOOKUP = (
-    *(_Q.Create, _Q.Steal, _Q.Complete),
-    *(_Q.Transfer, _Q.Lookup),
-)
+CREATE, STEAL, COMPLETE = _Q.Create, _Q.Steal, _Q.Complete
+TRANSFER, LOOKUP = _Q.Transfer, _Q.Lookup
 NOT_FOUND, OK, EXIT, ERROR = _Q.NotFound, _Q.OK, _Q.Exit, _Q.Error
-CANCEL, RETRY, PROGRESS, HEARTBEAT, WATCH = (
-    *(_Q.Cancel, _Q.Retry, _Q.Progress),
-    *(_Q.Heartbeat, _Q.Watch),
-)
+CANCEL, RETRY, PROGRESS = _Q.Cancel, _Q.Retry, _Q.Progress
+HEARTBEAT, WATCH = _Q.Heartbeat, _Q.Watch
 LIST, STATS, EXPLAIN, DRAIN, SHOW = _Q.List, _Q.Stats, _Q.Explain, _Q.Drain, _Q.Show
 READ, WORKERS, PAUSE, RESUME = _Q.Read, _Q.Workers, _Q.Pause, _Q.Resume
 FOLLOW, LANES, MOVE, EXPIRE = _Q.Follow, _Q.Lanes, _Q.Move, _Q.Expire
@@ -89,9 +84,9 @@ class Assigned(Struct):
 class RefusedTask(Struct, frozen=True):
     """A task at fault in a refused submission."""
 
-    #: Its index in the submission.
+    #: The index in the submission.
     index: int
-    #: Its full name.
+    #: The full name.
     name: str
     code: str
     reason: str
@@ -147,7 +142,7 @@ class Reply:
 
     @property
     def waiting(self) -> int:
-        """Heartbeat: the Steal that waits, of those that the heartbeat named. 0: none."""
+        """Heartbeat: the waiting Steal among those that the heartbeat named. 0: none."""
         return self._query.waiting
 
     @property
@@ -196,7 +191,7 @@ class Reply:
     def results(self) -> list[Result]:
         """The results and reasons. Of a long result, its ends."""
         batch = self._query.batch
-        columns = (streams.decode_contents(batch, "text"), batch.has_stderr)
+        columns = (attempt_columns.decode_contents(batch, "text"), batch.has_stderr)
         return [*map(Result, *columns)] if batch.has_stderr else [*map(Result, columns[0])]
 
     @property
@@ -212,9 +207,9 @@ class Reply:
         return [kinds[place] for place in batch.terms_at or [0] * len(batch.name)]
 
     @property
-    def part(self) -> reads.Part:
+    def part(self) -> task_contents.Part:
         """Read: the requested part."""
-        return reads.decode_part(self._query)
+        return task_contents.decode_part(self._query)
 
     def clauses(self) -> list[Rule]:
         """Decode the rules of a Rules reply, of which the first match applies. Options that concern
@@ -249,9 +244,9 @@ def create(  # noqa: PLR0913  # one a field
     restart: bool = False,
     environment: bytes = b"",
 ) -> bytes:
-    """Encode a Create. With `stream` its replies continue as those of a watch. With `check_only`
-    the broker accepts no task. With `restart` ended tasks start again. The environment is sent if
-    one of the tasks is a command."""
+    """Encode a Create. With `stream` its replies continue like replies to a watch. With
+    `check_only` the broker accepts no task. With `restart` ended tasks start again. The environment
+    is sent if one of the tasks is a command."""
     query = _Q(type=CREATE, request=request, batch=tasks.submission_columns(submission))
     query.batch.after_campaign.extend(after_campaigns)
     if unknown is not UnknownPolicy.REFUSE:
@@ -330,17 +325,17 @@ def complete(  # noqa: PLR0913  # one a field
     for them as a Steal does, and OK acknowledges the report if there are none at once."""
     given: tasks.Columns = {
         "outcome": reports.outcomes,
-        **streams.encode_contents("text", reports.texts),
-        **streams.encode_contents("output", reports.outputs),
+        **attempt_columns.encode_contents("text", reports.texts),
+        **attempt_columns.encode_contents("output", reports.outputs),
         "retry_at_ns": reports.retry_at_ns,
     }
     if reports.streams is not None:
-        given |= streams.encode_contents("stdout", reports.streams.stdouts)
-        given |= streams.encode_contents("stderr", reports.streams.stderrs)
+        given |= attempt_columns.encode_contents("stdout", reports.streams.stdouts)
+        given |= attempt_columns.encode_contents("stderr", reports.streams.stderrs)
     columns: tasks.Columns = {"name": reports.names, "attempt": reports.attempts}
     columns |= {field: column for field, column in given.items() if any(column)}
     if reports.runs is not None:
-        columns |= native_runs.encode_runs(reports.runs)
+        columns |= attempt_columns.encode_runs(reports.runs)
     query = _Q(type=COMPLETE, request=request, location=location, batch=columns)
     if reports.runs is not None and reports.runs.host:
         query.host = reports.runs.host
@@ -401,7 +396,7 @@ def progress(
     """Encode a Progress with the output of tasks so far."""
     names, attempts = [name for name, _ in held], [attempt for _, attempt in held]
     columns: tasks.Columns = {"name": names, "attempt": attempts}
-    columns |= streams.encode_contents("output", outputs)
+    columns |= attempt_columns.encode_contents("output", outputs)
     query = _Q(type=PROGRESS, request=request, location=location, batch=columns)
     if incarnation is not None:
         query.incarnation = incarnation
@@ -416,7 +411,7 @@ def transfer(request: int, location: bytes, names: Sequence[bytes]) -> bytes:
 
 
 def leave(request: int, location: bytes, incarnation: int | None = None) -> bytes:
-    """Encode an Exit. The broker assigns the worker's tasks to others."""
+    """Encode an Exit. The broker assigns the worker's tasks to other workers."""
     query = _Q(type=EXIT, request=request, location=location)
     if incarnation is not None:
         query.incarnation = incarnation
@@ -496,7 +491,7 @@ def lanes(
 
 
 def move(request: int, scope: Scope, service: bytes | None, lane: bytes | None) -> bytes:
-    """Encode a Move of a scope to another lane or service. None keeps the present one."""
+    """Encode a Move of a scope to another lane or service. None keeps the present value."""
     query = _Q(type=MOVE, request=request)
     _fill_scope(query, scope)
     query.place.SetInParent()
@@ -569,3 +564,8 @@ def query(
     if location is not None:
         query.location = location
     return query.SerializeToString()
+
+
+def encode_failover(request: int, epoch: int, *, force: bool) -> bytes:
+    """Encode a Failover. It names the term that it ends, so sending it again ends no other."""
+    return _Q(type=_Q.Failover, request=request, epoch=epoch, force=force).SerializeToString()

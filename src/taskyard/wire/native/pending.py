@@ -18,8 +18,8 @@ from taskyard.core.model import WorkerFacts
 from taskyard.core.timer_heap import TimerHeap
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.dialect import TaskDefaults, chose_its_id, request_numbers
-from taskyard.wire.native.counts import TooMany
 from taskyard.wire.native.frames import DIALECT, FACTS_CACHE_BYTES_MAX
+from taskyard.wire.native.raw_messages import TooMany
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -62,12 +62,12 @@ PROCESSES_MAX: Final = 50_000
 #: A process of a worker: its name and incarnation. None: a plain peer, which has no incarnation.
 Process: TypeAlias = tuple[bytes, int | None]
 
-#: How long the reply to a plain Steal is held, if the last one was NotFound too: until the end of
+#: How long the reply to a plain Steal is held, if the last reply was NotFound too: until the end of
 #: the next step that begins after this time. So the holds of many idle peers end together.
 HOLD_NS: Final = SECOND_NS // 50
 HOLD_STEP_NS: Final = SECOND_NS // 50
 
-#: Idle plain peers that are kept. One beyond them gets its next NotFound at once.
+#: Idle plain peers that are kept. A further peer gets its next NotFound at once.
 IDLE_MAX: Final = 10_000
 
 #: Requests of one route that may wait at once.
@@ -94,7 +94,7 @@ ENCODED_PLAIN: Final = {
 
 
 class Request(Struct):
-    """One request."""
+    """A request."""
 
     route: bytes
     query: pb.QueryMsg
@@ -191,7 +191,7 @@ class PendingRequests:
         #: The terms of plain peers: at the sockets with settings of their own, and elsewhere.
         self._plain_by_socket: dict[int, PlainPeers] = {}
         self._plain = plain_peers(plain_lease_ns)
-        #: Distinguishes this process from earlier ones.
+        #: Distinguishes this process from earlier processes.
         self.broker = broker
         #: Any number from 0 to 2**32.
         self.random_bits = random_bits
@@ -201,10 +201,10 @@ class PendingRequests:
         #: The last facts of each worker, so that the scheduler gets each of them once.
         self.facts: dict[bytes, KnownWorker] = {}
         #: The routes of each process's messages, the latest last. For an extended worker the first
-        #: message by another route is the first on a new connection. Of a plain one the first route
-        #: is kept. The facts of a worker may be those of a process that was refused.
+        #: message by another route is the first on a new connection. Of a plain peer the first
+        #: route is kept. The facts of a worker may be facts of a process that was refused.
         self.routes: dict[Process, tuple[bytes, ...]] = {}
-        #: The process behind each route that its peer chose, the latest ones.
+        #: The process behind each route that its peer chose, the latest routes.
         self.workers: dict[bytes, Process] = {}
         #: Plain peers whose last reply was NotFound to a Steal, or whose Steal is held since.
         #: The number of that Steal, or 0.
@@ -376,7 +376,7 @@ class PendingRequests:
         return result
 
     def _forget_excess(self) -> list[events.Event]:
-        """Make room for the routes of one more process. Its next connection would not be noticed,
+        """Make room for the routes of one more process. The next connection would not be noticed,
         so doubt its tasks now."""
         if len(self.routes) < PROCESSES_MAX:
             return []
@@ -436,8 +436,8 @@ class PendingRequests:
     # Idle plain peers. dwork's workers steal again as soon as they get NotFound.
 
     def note_idle(self, number: int, steal: PendingRequest) -> None:
-        """Note that a plain Steal got NotFound: the reply to the next one is held, unless the peer
-        has sent another request since."""
+        """Note that a plain Steal got NotFound: the reply to the next Steal is held, unless the
+        peer has sent another request since."""
         route = steal.route
         if steal.deadline_ns and self.idle.get(route) != number:
             return

@@ -5,7 +5,7 @@ Complete has TaskMsgs that are equal but for the names. So the names are cut out
 the other bytes are compared. Requests with these bytes mean what the first of them meant, which
 `requests` decoded. It decodes all requests of another form as well.
 
-Replies are made of the same parts. Those that have others are encoded by `replies`.
+Replies are made of the same parts. Replies with other parts are encoded by `replies`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from taskyard.core.model import Submission
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire import roles
 from taskyard.wire.dialect import ASSIGNED
-from taskyard.wire.native import alike
-from taskyard.wire.native.counts import MEASURED_BYTES_MIN
+from taskyard.wire.native import raw_messages
 from taskyard.wire.native.pending import ENCODED_PLAIN, PendingRequest
+from taskyard.wire.native.raw_messages import MEASURED_BYTES_MIN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -59,9 +59,9 @@ def split(route: bytes, body: bytes) -> tuple[FormKey, list[bytes]] | None:
         return None
     at, rest, names = TYPE_BYTES, b"", list[bytes]()
     for _ in range(LENGTHS_MAX):
-        if body[at : at + 1] != alike.TASK_TAG:
+        if body[at : at + 1] != raw_messages.TASK_TAG:
             break
-        run = alike.split_run(body, at)
+        run = raw_messages.split_alike_run(body, at)
         if run is None or (names and run[0] != rest):
             return None
         rest, some, at = run
@@ -103,8 +103,12 @@ class Form(Struct, frozen=True, gc=False):
             lanes = [self.lane] * len(names) if self.lane else None
             submission = Submission(names, [b""], [self.terms], None, lanes)
             return events.SubmitRequested(
-                *(0, route, submission, number),
-                *(events.UnknownPolicy.DONE, events.DuplicatePolicy.EXTEND),
+                0,
+                route,
+                submission,
+                number,
+                unknown=events.UnknownPolicy.DONE,
+                repeat=events.DuplicatePolicy.EXTEND,
                 partial=True,
             )
         if self.count:
@@ -162,7 +166,7 @@ class PlainRequests:
         return known.registration.facts == pending.plain_at(route).worker
 
     def learn(self, found: Sequence[events.Event]) -> None:
-        """Keep the form of the last request, if its events are those of a form."""
+        """Keep the form of the last request, if its events are of a form."""
         last, self._last = self._last, None
         if last is None or len(found) != 1:
             return
@@ -173,7 +177,7 @@ class PlainRequests:
             return
         if form.event(entry.route, names, number) == event:
             if len(self._forms) >= FORMS_MAX:
-                self._forms.clear()  # those in use are learned again
+                self._forms.clear()  # forms in use are learned again
             self._forms[key] = form
 
 
@@ -190,7 +194,7 @@ _MICROSECOND_NS: Final = 1000
 
 
 def reply_to(pending: PendingRequests, effect: effects.Effect) -> Reply | None:
-    """Encode the reply to a plain request. None: it is another one, or has other parts."""
+    """Encode the reply to a plain request. None: it is another reply, or has other parts."""
     number: int = effect.request  # type: ignore[attr-defined]
     entry = pending.entries.get(number)
     body = None if entry is None or entry.extended else PLAIN_REPLIES[type(effect)](effect)
@@ -206,7 +210,7 @@ def reply_to(pending: PendingRequests, effect: effects.Effect) -> Reply | None:
 
 
 def _accepted(effect: effects.Accepted) -> bytes:
-    return _ERROR if effect.refused else _OK  # the others were accepted
+    return _ERROR if effect.refused else _OK  # the other tasks were accepted
 
 
 def _report_ack(effect: effects.ReportAck) -> bytes | None:
@@ -223,7 +227,7 @@ def _assign(effect: effects.Assign) -> bytes | None:
     if len(origins) > 1:
         return None
     rest = _origin_field(origins.pop()) + _log_field(effect.at_ns // _MICROSECOND_NS)
-    encoded = alike.join(effect.names, rest)
+    encoded = raw_messages.join_alike(effect.names, rest)
     return None if encoded is None else _TRANSFER + encoded
 
 

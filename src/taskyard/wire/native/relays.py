@@ -1,7 +1,7 @@
 """Relays of the native dialect at the broker: many peers on one connection.
 
 A relay numbers its peers and wraps their messages in envelopes. Each peer has a route of its own
-here, made of the relay's route and the peer's number, so the rest of the dialect handles it like a
+here, made of the relay's route and the peer's number, so all else in the dialect handles it like a
 peer with a connection. Replies to such routes are collected, and leave in one message per relay at
 the end of a turn. Relays can be chained: then an envelope contains a relay's message.
 
@@ -17,10 +17,10 @@ from msgspec import field
 
 from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire.native.counts import ENVELOPES_MAX, LIMITS, TooMany
+from taskyard.wire.health_views import RefusedPeer, SeenRelay
 from taskyard.wire.native.frames import parse
 from taskyard.wire.native.pending import RELAYED
-from taskyard.wire.seen_relays import RefusedPeer, SeenRelay
+from taskyard.wire.native.raw_messages import ENVELOPES_MAX, LIMITS, TooMany
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 DEPTH_MAX: Final = 8
 
 #: Peers behind one relay, and behind all. Beyond the second, the relay that was silent for longest
-#: is forgotten. Its peers send their requests again.
+#: is forgotten. The peers send their requests again.
 PEERS_MAX: Final = 10_000
 ALL_PEERS_MAX: Final = 100_000
 
@@ -47,14 +47,14 @@ _Q: Final = pb.QueryMsg
 
 
 class Relay(SeenRelay):
-    """One relay, with the peers behind it."""
+    """A relay, with the peers behind it."""
 
     #: The route of each peer by number.
     routes: dict[int, bytes] = field(default_factory=dict)
 
 
 class Relays:
-    """All relays, the one with the latest message last."""
+    """All relays, the relay with the latest message last."""
 
     def __init__(self) -> None:
         self._relays: dict[bytes, Relay] = {}
@@ -66,7 +66,7 @@ class Relays:
         self.new: list[SeenRelay | RefusedPeer] = []
 
     def summaries(self, now_ns: int) -> list[RelayHealth]:
-        """Return the relays for the status, the one with the latest message first."""
+        """Return the relays for the status, the relay with the latest message first."""
         latest = islice(reversed(self._relays.values()), SHOWN_MAX)
         return [relay.health("native", len(relay.routes), now_ns) for relay in latest]
 
@@ -108,7 +108,7 @@ class Relays:
         return relay
 
     def forget_peer(self, route: bytes, number: int) -> list[bytes]:
-        """Forget a peer. Return its route and those behind it."""
+        """Forget a peer. Return its route and the routes behind it."""
         relay = self._relays.get(route)
         mine = None if relay is None else relay.routes.pop(number, None)
         if relay is None or mine is None:
@@ -117,7 +117,7 @@ class Relays:
         return [mine, *self.forget(mine)]
 
     def forget(self, route: bytes) -> list[bytes]:
-        """Forget a relay, if this is one. Return the routes of all its peers."""
+        """Forget a relay, if this is a relay. Return the routes of all its peers."""
         relay = self._relays.get(route)
         if relay is None:
             return []
@@ -142,7 +142,7 @@ class Relays:
     # Replies.
 
     def collect(self, replies: list[Reply]) -> list[Reply]:
-        """Keep replies to relayed peers for `flush`. Return the others.
+        """Keep replies to relayed peers for `flush`. Return all other replies.
 
         Replies to peers that have left are dropped.
         """
@@ -169,7 +169,7 @@ class Relays:
 
 
 def bundles(envelopes: Sequence[bytes]) -> Iterator[list[bytes]]:
-    """Split envelopes into those of one message each."""
+    """Split envelopes into envelopes of one message each."""
     bundle: list[bytes] = []
     size = 0
     for envelope in envelopes:

@@ -3,22 +3,22 @@
 An effect without an open request makes no reply: its peer is gone, or waits for none.
 
 Results that do not fit a reply are left out of it, and `n` is their number. A streaming watch gets
-them in its next replies. Other peers request the rest.
+them in its next replies. Other peers request all that is left.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from taskyard.core import effects, values
+from taskyard.core import effects
 from taskyard.core.blobs import Blob
 from taskyard.core.model import Refusal
 from taskyard.core.states import TaskState
+from taskyard.wire import documents, health_views, views
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire import health_views, views
+from taskyard.wire.native import attempt_columns
 from taskyard.wire.native import frames as tasks
-from taskyard.wire.native import streams
-from taskyard.wire.native.rules import encode_rule
+from taskyard.wire.native.frames import encode_rule
 from taskyard.wire.record_views import record_document
 
 if TYPE_CHECKING:
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from taskyard.wire.dialect import Reply
     from taskyard.wire.native.pending import PendingRequest, PendingRequests
 
-#: Bytes of results in one reply, unless a single one is larger. The rest is for the next reply.
+#: Bytes of results in one reply, unless a single result is larger. All further results are for the
+#: next reply.
 TEXT_BYTES_MAX: Final = 4 * 1024 * 1024
 
 #: A payload of at least this length that all assigned tasks share is sent once.
@@ -47,7 +48,7 @@ def _accepted(pending: PendingRequests, effect: effects.Accepted) -> list[Reply]
         entry.kind = _Q.Watch
         return [pending.reply(entry, _Q.OK, n=effect.new)]
     if effect.refused:
-        return pending.answer(effect.request, _Q.Error)  # to a plain peer, the others were accepted
+        return pending.answer(effect.request, _Q.Error)  # plain: all other tasks were accepted
     count = pending.fields_if_extended(effect.request, n=effect.new)
     return pending.answer(effect.request, _Q.OK, **count)
 
@@ -130,7 +131,7 @@ def _shutdown(pending: PendingRequests, effect: effects.Shutdown) -> list[Reply]
 
 def _stop(pending: PendingRequests, effect: effects.Stop) -> list[Reply]:
     """Keep a stop for the reply to the worker's heartbeat, which follows at once. A worker without
-    a heartbeat now lists the task in its next one, and gets the stop then."""
+    a heartbeat now lists the task in its next heartbeat, and gets the stop then."""
     if effect.worker in pending.facts:
         pending.stops[effect.worker] = effect
     return []
@@ -177,7 +178,7 @@ def _report_ack(pending: PendingRequests, effect: effects.ReportAck) -> list[Rep
 def _settled(pending: PendingRequests, effect: effects.Settled) -> list[Reply]:
     entry = pending.entries.get(effect.request)
     if entry is None:
-        effect.records = []  # no request waits for the rest of it
+        effect.records = []  # no request waits for more of it
         return []
     if entry.stream:
         return _stream(pending, effect, entry)
@@ -220,7 +221,7 @@ def _found(pending: PendingRequests, effect: effects.TaskDetails) -> list[Reply]
         return pending.answer(effect.request, _Q.NotFound)
     (view,) = effect.views
     if entry.kind == _Q.Show:
-        document = views.encode(views.shown_task(view))
+        document = documents.encode(views.shown_task(view))
         return pending.answer(effect.request, _Q.Show, document=document)
     holder = {"location": view.worker} if view.worker else {}
     task = _task(view.name, view.origin, _task_log(view))
@@ -233,7 +234,7 @@ def _counted(pending: PendingRequests, effect: effects.StatsReply) -> list[Reply
         health, counters = None, effect.stats.counters
         if counters is not None and pending.measures is not None:
             health = health_views.health(counters, pending.measures())
-        document = views.encode(views.stats(effect.stats, pending.connections_cut, health))
+        document = documents.encode(views.stats(effect.stats, pending.connections_cut, health))
         return pending.answer(effect.request, _Q.Stats, document=document)
     counts = effect.stats.counts
     ready = counts[TaskState.READY]
@@ -243,14 +244,14 @@ def _counted(pending: PendingRequests, effect: effects.StatsReply) -> list[Reply
 
 
 def _listed(pending: PendingRequests, effect: effects.TaskPage) -> list[Reply]:
-    build = views.task if effect.places is None else views.measured_task
-    document = views.encode([build(view) for view in effect.views])
+    build = views.task if effect.positions is None else views.measured_task
+    document = documents.encode([build(view) for view in effect.views])
     cursor = {"cursor": effect.cursor} if effect.cursor else {}
     return pending.answer(effect.request, _Q.List, document=document, **cursor)
 
 
 def _lane_list(pending: PendingRequests, effect: effects.LaneList) -> list[Reply]:
-    document = views.encode([views.lane(view) for view in effect.lanes])
+    document = documents.encode([views.lane(view) for view in effect.lanes])
     place = {}
     if effect.more:
         last = effect.lanes[-1]
@@ -264,12 +265,12 @@ def _rule_list(pending: PendingRequests, effect: effects.RuleList) -> list[Reply
 
 
 def _explained(pending: PendingRequests, effect: effects.ExplanationReply) -> list[Reply]:
-    document = views.encode(views.explanation(effect))
+    document = documents.encode(views.explanation(effect))
     return pending.answer(effect.request, _Q.Explain, document=document)
 
 
 def _worker_list(pending: PendingRequests, effect: effects.WorkerList) -> list[Reply]:
-    document = views.encode([views.worker(view) for view in effect.workers])
+    document = documents.encode([views.worker(view) for view in effect.workers])
     return pending.answer(effect.request, _Q.Workers, document=document)
 
 
@@ -278,7 +279,7 @@ def _record_page(pending: PendingRequests, effect: effects.RecordPage) -> list[R
     if effect.text:
         code, reason = Refusal.UNKNOWN.value.encode(), effect.text.encode()
         return pending.answer(effect.request, _Q.NotFound, code=code, reason=reason, **where)
-    notice = views.encode([record_document(*one) for one in effect.records])
+    notice = documents.encode([record_document(*one) for one in effect.records])
     return pending.answer(effect.request, _Q.Follow, document=notice, **where)
 
 
@@ -300,11 +301,11 @@ def _output_written(pending: PendingRequests, effect: effects.OutputWritten) -> 
     return pending.answer(effect.request, _Q.NotFound, batch=pb.Batch(name=names, attempt=attempts))
 
 
-def _store(pending: PendingRequests, effect: values.StoreReply) -> list[Reply]:
+def _store(pending: PendingRequests, effect: effects.StoreReply) -> list[Reply]:
     return pending.answer(effect.request, _Q.Values, document=effect.document)
 
 
-def _value_received(pending: PendingRequests, effect: values.ValueReceived) -> list[Reply]:
+def _value_received(pending: PendingRequests, effect: effects.ValueReceived) -> list[Reply]:
     return pending.answer(effect.request, _Q.PutValue, offset=effect.received)
 
 
@@ -332,8 +333,8 @@ REPLIES: Final[dict[type[effects.Effect], Callable[[PendingRequests, Any], list[
     effects.OutputWritten: _output_written,
     effects.RecordPage: _record_page,
     effects.RuleList: _rule_list,
-    values.StoreReply: _store,
-    values.ValueReceived: _value_received,
+    effects.StoreReply: _store,
+    effects.ValueReceived: _value_received,
 }
 
 
@@ -395,7 +396,7 @@ def _columns(effect: effects.Assign, host: bytes) -> tasks.Columns:
 
 
 def _payloads(payloads: list[bytes]) -> list[bytes]:
-    """Return one payload for each task, or a large one that all tasks share."""
+    """Return one payload for each task, or a large payload that all tasks share."""
     first = payloads[0]
     if len(first) < SHARED_PAYLOAD_BYTES_MIN or any(payload is not first for payload in payloads):
         return payloads
@@ -415,7 +416,7 @@ class _CollectedSettled(effects.Settled):
 
 
 def _collect(entry: PendingRequest, effect: effects.Settled) -> None:
-    """Collect results until the reply is due. Those that do not fit are only counted."""
+    """Collect results until the reply is due. Results that do not fit are only counted."""
     notice = entry.notice
     if not isinstance(notice, _CollectedSettled):
         notice = entry.notice = _CollectedSettled(effect.client, effect.request, [], [], [])
@@ -433,11 +434,11 @@ def _collect(entry: PendingRequest, effect: effects.Settled) -> None:
         notice.names.append(name)
         notice.states.append(state)
         notice.texts.append(text)
-    effect.records = []  # the peer requests the rest
+    effect.records = []  # the peer requests all further records
 
 
 def _take_ready(effect: effects.Settled) -> effects.Settled:
-    """Take the results that are available out of an effect. The others remain in it."""
+    """Take the results that are available out of an effect. All other results remain in it."""
     ready = effects.Settled(effect.client, effect.request, [], [], [])
     ready.aliases, ready.printed = effect.aliases, effect.printed
     rest = effects.Settled(effect.client, effect.request, [], [], [])
@@ -455,7 +456,7 @@ def _settled_columns(notice: effects.Settled) -> tasks.Columns:
     if notice.aliases:
         names = [notice.aliases.get(name, name) for name in names]
     columns: tasks.Columns = {"name": names, "standing": notice.states}
-    columns |= streams.encode_contents("text", notice.texts)  # type: ignore[arg-type]  # all are there
+    columns |= attempt_columns.encode_contents("text", notice.texts)  # type: ignore[arg-type]  # all are there
     if notice.printed:
         columns["has_stderr"] = [name in notice.printed for name in notice.names]
     if notice.services is not None:
@@ -480,9 +481,12 @@ def _parts(notice: effects.Settled) -> list[effects.Settled]:
 
 
 def _part(notice: effects.Settled, start: int, end: int) -> effects.Settled:
-    columns = (notice.names[start:end], notice.states[start:end], notice.texts[start:end])
     return effects.Settled(
-        *(notice.client, notice.request, *columns),
+        notice.client,
+        notice.request,
+        notice.names[start:end],
+        notice.states[start:end],
+        notice.texts[start:end],
         printed=notice.printed,
         aliases=notice.aliases,
     )

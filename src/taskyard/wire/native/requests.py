@@ -1,21 +1,22 @@
 """Decode requests of the native dialect: each becomes events, or is malformed.
 
-A request is checked completely before anything is kept of it. One that raises `Malformed` has
+A request is checked completely before anything is kept of it. A request that raises `Malformed` has
 changed nothing.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from taskyard.core import events
 from taskyard.core.limits import NUMBER_MAX, PART_BYTES_MAX, SECOND_NS
-from taskyard.core.model import WorkerFacts
+from taskyard.core.model import Refusal, WorkerFacts
 from taskyard.core.states import TaskState
 from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.dialect import is_reserved
-from taskyard.wire.native import control_messages, streams, value_messages
+from taskyard.wire.native import attempt_columns, task_contents
 from taskyard.wire.native import frames as tasks
 from taskyard.wire.native.frames import (
     FACTS_CACHE_BYTES_MAX,
@@ -90,7 +91,14 @@ def _create(pending: PendingRequests, incoming: Request) -> Sequence[events.Even
         submission = tasks.with_defaults(submission, pending.plain_at(incoming.route).tasks)
     watch, campaigns = pending.entries[number].stream, tuple(incoming.query.batch.after_campaign)
     submit = events.SubmitRequested(
-        *(0, incoming.route, submission, number, unknown, repeat, watch, campaigns),
+        0,
+        incoming.route,
+        submission,
+        number,
+        unknown,
+        repeat,
+        watch=watch,
+        after_campaigns=campaigns,
         partial=not incoming.extended,
         retries=incoming.extended,
         check_only=incoming.query.check_only,
@@ -100,7 +108,7 @@ def _create(pending: PendingRequests, incoming: Request) -> Sequence[events.Even
 
 
 def _issue_create(pending: PendingRequests, incoming: Request, count: int) -> int:
-    """Add a Create. One that streams is a Watch once it is accepted. Never refuse it because too
+    """Add a Create. A streaming Create is a Watch once it is accepted. Never refuse it because too
     much waits or is watched: then the peer polls."""
     if (
         not incoming.query.stream
@@ -185,8 +193,14 @@ def _reported(
     pending: PendingRequests, query: pb.QueryMsg, report: tasks.Report, number: int
 ) -> events.TasksReported:
     return events.TasksReported(
-        *(0, query.location, report.names, report.attempts, report.outcomes),
-        *(report.texts, report.retry_at_ns, number),
+        0,
+        query.location,
+        report.names,
+        report.attempts,
+        report.outcomes,
+        texts=report.texts,
+        retry_at_ns=report.retry_at_ns,
+        request=number,
         random_bits=0 if report.outcomes is None else pending.random_bits(),
         incarnation=_incarnation(query),
         runs=report.runs,
@@ -293,7 +307,7 @@ def _progress(pending: PendingRequests, incoming: Request) -> Sequence[events.Ev
 
 def _append(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
     query, batch = incoming.query, incoming.query.batch
-    event = events.OutputAppended(0, _location(query), *streams.decode_chunks(batch))
+    event = events.OutputAppended(0, _location(query), *attempt_columns.decode_chunks(batch))
     tasks.check_count(len(event.names))
     tasks.check_text(event.names, "names")
     event.request, event.incarnation = pending.add(incoming), _incarnation(query)
@@ -379,16 +393,37 @@ def _read(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]
     if asks.offset > NUMBER_MAX - PART_BYTES_MAX:
         raise Malformed("an offset is too large")
     if query.value:
-        asks.blob = value_messages.checked_name(query.value)
+        asks.blob = task_contents.checked_blob_name(query.value)
     elif query.HasField("stream_number"):
-        asks.stream = streams.decode_stream(query.stream_number)
+        asks.stream = attempt_columns.decode_stream(query.stream_number)
         asks.attempt = min(query.attempt, NUMBER_MAX) if query.HasField("attempt") else None
     asks.request = pending.add(incoming)
     return [asks]
 
 
 def _value(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
-    return [value_messages.decode(incoming.query, incoming.route, lambda: pending.add(incoming))]
+    number = partial(pending.add, incoming)
+    return [task_contents.decode_store_request(incoming.query, incoming.route, number)]
+
+
+def _failover(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
+    """Decode a Failover, and end the term if a standby is ready. Raise Malformed."""
+    query = incoming.query
+    if not query.epoch:
+        raise Malformed("a Failover needs an epoch")
+    problem = pending.hand_over(query.epoch, force=query.force)
+    number = pending.add(incoming)
+    if problem:
+        return [events.RequestRejected(0, incoming.route, number, Refusal.NO_STANDBY, problem)]
+    return [events.ReplyDue(0, incoming.route, number)]
+
+
+def _pause(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
+    """Decode a Pause or a Resume."""
+    scope = incoming.query.scope
+    lane = scope.lane if scope.HasField("lane") else None
+    kind = events.PauseRequested if incoming.query.type == _Q.Pause else events.ResumeRequested
+    return [kind(0, incoming.route, scope.service, lane, pending.add(incoming))]
 
 
 def _drain(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
@@ -412,7 +447,13 @@ def _lanes(pending: PendingRequests, incoming: Request) -> Sequence[events.Event
     count = _count(query, LIST_COUNT)
     return [
         events.LanesRequested(
-            *(0, incoming.route, pending.add(incoming), scope.service, scope.lane, after, count)
+            0,
+            incoming.route,
+            pending.add(incoming),
+            scope.service,
+            scope.lane,
+            after=after,
+            count=count,
         )
     ]
 
@@ -459,12 +500,12 @@ _DECODERS: Final[dict[int, Callable[[PendingRequests, Request], Sequence[events.
     _Q.Stats: _status,
     _Q.Explain: _explain,
     _Q.Drain: _drain,
-    _Q.Failover: control_messages.decode_failover,
+    _Q.Failover: _failover,
     _Q.Show: _lookup,
     _Q.Read: _read,
     _Q.Workers: _workers,
-    _Q.Pause: control_messages.decode_pause,
-    _Q.Resume: control_messages.decode_pause,
+    _Q.Pause: _pause,
+    _Q.Resume: _pause,
     _Q.Follow: _follow,
     _Q.Lanes: _lanes,
     _Q.Move: _move,
@@ -539,9 +580,13 @@ def _report(query: pb.QueryMsg) -> tasks.Report:
 
 
 def _printed(query: pb.QueryMsg, report: tasks.Report) -> events.TasksProgressed:
-    columns = (report.names, report.attempts, report.percents, report.outputs)
     return events.TasksProgressed(
-        *(0, query.location, *columns),
+        0,
+        query.location,
+        report.names,
+        report.attempts,
+        report.percents,
+        report.outputs,
         incarnation=_incarnation(query),
     )
 

@@ -21,15 +21,9 @@ from taskyard.core.model import Refusal
 from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire import roles
-from taskyard.wire.native import development
+from taskyard.wire.health_views import RefusedPeer
+from taskyard.wire.native import raw_messages
 from taskyard.wire.native import requests as native_requests
-from taskyard.wire.native.counts import (
-    MEASURED_BYTES_MIN,
-    TooMany,
-    check_counts,
-    check_lengths,
-    outline,
-)
 from taskyard.wire.native.frames import parse
 from taskyard.wire.native.pending import (
     PLAIN_LEASE_NS,
@@ -48,9 +42,15 @@ from taskyard.wire.native.plain import (
     PlainRequests,
     reply_to,
 )
+from taskyard.wire.native.raw_messages import (
+    MEASURED_BYTES_MIN,
+    TooMany,
+    check_counts,
+    check_lengths,
+    outline,
+)
 from taskyard.wire.native.relays import Relays
 from taskyard.wire.native.replies import REPLIES
-from taskyard.wire.seen_relays import RefusedPeer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -67,7 +67,7 @@ _FRAMES: Final = 2
 #: Field numbers and types from here on are ours.
 _EXTENSION_FIELD_MIN: Final = 16
 
-#: Ours in requests. Repeated ones are only in replies.
+#: Ours in requests. Repeated fields are only in replies.
 _EXTENSION_FIELDS: Final = tuple(
     field.name
     for field in _Q.DESCRIPTOR.fields
@@ -78,7 +78,7 @@ _EXTENSION_FIELDS: Final = tuple(
 class NativeServer:
     """All peers of this dialect, on any number of sockets."""
 
-    #: Its workers choose their names.
+    #: The workers choose their names.
     prefix = b""
 
     def __init__(
@@ -124,7 +124,7 @@ class NativeServer:
         self.pending.hand_over = hand_over
 
     def relays(self, now_ns: int) -> list[RelayHealth]:
-        """Return the relays for the status, the one with the latest message first."""
+        """Return the relays for the status, the relay with the latest message first."""
         return self._relays.summaries(now_ns)
 
     def receive(
@@ -220,7 +220,7 @@ class NativeServer:
         if len(body) >= MEASURED_BYTES_MIN:
             return self._parse_long(incoming, body)
         query = parse(_Q, body)
-        if not query.request and development.error_for(body) is not None:
+        if not query.request and raw_messages.development_error(body) is not None:
             raise Malformed("of a development version")  # its fields have other meanings
         incoming.query, incoming.extended = query, query.HasField("request") or _is_extended(query)
         return query
@@ -241,13 +241,14 @@ class NativeServer:
     def _refuse_malformed(
         self, incoming: Request, frames: Sequence[bytes], malformed: Malformed
     ) -> Sequence[events.Event]:
-        """Refuse a malformed request, and one of a development version by an Error of that one."""
+        """Refuse a malformed request, and a request of a development version by an Error of that
+        version."""
         # A long one may take seconds to parse.
         is_short = frames and len(frames[-1]) < MEASURED_BYTES_MIN
-        error = development.error_for(frames[-1]) if is_short else None
+        error = raw_messages.development_error(frames[-1]) if is_short else None
         if error is not None:
             self.newcomers.append(RefusedPeer())
-            found = self._refuse(incoming, Refusal.WIRE_FORMAT, development.PEER_TEXT)
+            found = self._refuse(incoming, Refusal.WIRE_FORMAT, raw_messages.PEER_TEXT)
             self.pending.errors[found[0].request] = error
             return found
         self.malformed += 1
@@ -262,7 +263,7 @@ class NativeServer:
         return [events.RequestRejected(0, incoming.route, number, refusal, reason)]
 
     def reply(self, effect: effects.Effect) -> list[Reply]:
-        """Encode the replies to an effect, mostly one. `flush` returns those to relayed peers."""
+        """Encode the replies to an effect, mostly one. `flush` returns replies to relayed peers."""
         kind = type(effect)
         plain = reply_to(self.pending, effect) if kind in PLAIN_REPLIES else None
         if plain is not None:
@@ -271,7 +272,8 @@ class NativeServer:
         return [] if encode is None else self._without_relayed(encode(self.pending, effect))
 
     def _without_relayed(self, replies: list[Reply]) -> list[Reply]:
-        """Return the replies to peers that no relay is before. Keep the others for `flush`."""
+        """Return the replies to peers that no relay is before. Keep all other replies for
+        `flush`."""
         for route, _ in replies:
             if route[0] & RELAYED:
                 return self._relays.collect(replies)
@@ -307,7 +309,7 @@ class NativeServer:
 
     def reconnected(self, route: bytes, now_ns: int) -> list[events.Event]:
         """Doubt the tasks of a plain worker: the reply to its Steal may be lost. A held one gets
-        none. Those of an extended worker are doubted with its next message."""
+        none. The tasks of an extended worker are doubted with its next message."""
         del now_ns
         result: list[events.Event] = []
         number = self.pending.idle.pop(route, 0)

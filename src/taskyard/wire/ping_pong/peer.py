@@ -47,7 +47,7 @@ class Settings(Struct, frozen=True):
     #: BROKER_TIMEOUT, and N_TIMEOUTS.
     broker_timeout_ns: int = SECOND_NS
     timeouts: int = 3
-    #: The service of payloads that are documents: see `wire.payloads`.
+    #: The service of payloads that are documents: see `calls.payloads`.
     service: bytes = b"default"
 
     @property

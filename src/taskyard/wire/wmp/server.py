@@ -24,7 +24,7 @@ from taskyard.core.model import Refusal, WorkerFacts
 from taskyard.errors import Malformed
 from taskyard.wire import dialect as wire_dialect
 from taskyard.wire import peers, roles
-from taskyard.wire.seen_relays import SeenRelay
+from taskyard.wire.health_views import SeenRelay
 from taskyard.wire.wmp import frames as wmp
 from taskyard.wire.wmp.frames import Side, name_of, text_of
 
@@ -32,9 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from taskyard.wire.dialect import Reply
-    from taskyard.wire.health_views import RelayHealth
-    from taskyard.wire.seen_relays import RefusedPeer
-
+    from taskyard.wire.health_views import RefusedPeer, RelayHealth
 
 #: Relays in a status.
 RELAYS_SHOWN_MAX: Final = 100

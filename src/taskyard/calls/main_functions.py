@@ -1,17 +1,64 @@
-"""Functions by value that need not be pickled again: nothing that they refer to has changed.
+"""Functions of the main script or session: the globals that they share, and kept pickles of them.
+
+A function that travels by value has globals of its own. An initializer that sets a global would set
+it for itself alone. With a key, the functions of `__main__` in all pickles of that key have the
+same globals. A global keeps the value that it had first, so that later calls do not undo what the
+initializer did. This is what a forked process would see.
 
 Pickling a function by value takes thirty times as long as by path, and a loop of `submit` repeats
 it. A function is kept pickled if it refers to nothing but modules, what modules define, and values
 that can't be changed in place. Each call compares what its names refer to now. Other functions,
-such as those with a list among their globals, are pickled for each call.
+for example with a list among their globals, are pickled for each call.
 """
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from operator import is_
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any, Final, NamedTuple
+
+_key: ContextVar[str] = ContextVar("taskyard_globals_key", default="")
+
+#: By key, in a process that calls functions.
+_globals: dict[str, dict[str, Any]] = {}
+
+
+@contextmanager
+def shared_globals(key: str) -> Iterator[None]:
+    """Have functions that are pickled by value meanwhile share their globals."""
+    before = _key.set(key)
+    try:
+        yield
+    finally:
+        _key.reset(before)
+
+
+def share(function: FunctionType, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return how to pickle a function, given how cloudpickle does it."""
+    key = _key.get()
+    if not key or function.__module__ != "__main__":
+        return reduced
+    make, args, state, items, pairs, set_state = reduced
+    return make_sharing, (key, make, args), (set_state, state), items, pairs, set_sharing_state
+
+
+def make_sharing(key: str, make: Callable[..., Any], args: tuple[Any, ...]) -> Callable[..., Any]:
+    """Make a function by value with the globals of a key."""
+    code, base_globals, *more = args
+    function: Callable[..., Any] = make(code, _globals.setdefault(key, base_globals), *more)
+    return function
+
+
+def set_sharing_state(function: FunctionType, state: tuple[Callable[..., Any], Any]) -> None:
+    """Set the state of a function by value, except for globals that are there."""
+    set_state, (attributes, slots) = state
+    known, given = function.__globals__, slots["__globals__"]
+    slots["__globals__"] = {name: given[name] for name in given if name not in known}
+    set_state(function, (attributes, slots))
+
 
 #: Values of these types never change.
 _FIXED: Final = (
@@ -65,7 +112,7 @@ def _state(function: FunctionType) -> list[Any]:
 
 @lru_cache(_KEPT_MAX)
 def _names(code: CodeType) -> tuple[str, ...]:
-    """Return the names that code may look up, with those of functions inside it."""
+    """Return the names that code may look up, with names of functions inside it."""
     return tuple(dict.fromkeys(_all_names(code)))
 
 

@@ -4,8 +4,8 @@ A payload is one line of JSON, which describes the header of the pickle, and the
 exception is the last line of its task's output, in base64 with the traceback as text, so that logs
 stay text.
 
-Functions and classes of modules travel by name: the standard pickle has their import path. Those of
-`__main__` and of notebooks, lambdas and closures travel by value, by cloudpickle.
+Functions and classes of modules travel by name: the standard pickle has their import path. Code of
+`__main__` and of notebooks, lambdas and closures travels by value, by cloudpickle.
 
 Unpickling runs any code of the sender. A worker does it only if its owner allows it, and a client
 when its program asks for a result. Knows nothing of processes.
@@ -35,7 +35,7 @@ PROTOCOL: Final = 5
 #: The line of an exception leaves room for the task's own output.
 EXCEPTION_BYTES_MAX: Final = OUTPUT_BYTES_MAX * 3 // 4
 
-#: Characters kept of a traceback. Its end shows the error.
+#: Characters kept of a traceback. The end shows the error.
 TRACEBACK_CHARACTERS_MAX: Final = 8_000
 
 #: Replaces the cut beginning of a traceback.
@@ -71,7 +71,7 @@ class CallHeader(
     #: a repeated call for the same submission, and the client looks for the task of that name.
     nonce: str = ""
     #: Names of values: the buffers of the pickle in their order, and the pickle itself if that is
-    #: one. See `call_values`.
+    #: one. See `value_access`.
     values: tuple[str, ...] = ()
     body: str = ""
     #: Tasks whose results replace references in the pickle. See `inputs`.
@@ -177,7 +177,7 @@ def refers_to_main(pickle: bytes) -> bool:
 
 
 class Buffers:
-    """Collects the large buffers of a pickle, which stay out of it. Its `append` is a callback."""
+    """Collects the large buffers of a pickle, which stay out of it. `append` is a callback."""
 
     def __init__(self, is_large: IsLarge | None) -> None:
         self._is_large = is_large
@@ -289,7 +289,7 @@ def is_guarded() -> bool:
 
 
 def unpickle(pickled: bytes | memoryview, buffers: Sequence[memoryview] = ()) -> Any:  # noqa: ANN401  # any value of a user
-    """Unpickle a call, or a result. One whose large parts are values needs `large_results`."""
+    """Unpickle a call, or a result. If large parts of it are values, it needs `large_results`."""
     if isinstance(pickled, bytes) and is_pickled(pickled):
         load = _load_large.get()
         if load is None:
@@ -332,7 +332,7 @@ def _pickle_noted(value: object, is_large: IsLarge | None) -> CallBody:
 
 
 def _dumps_by_value(value: object, buffers: Buffers) -> bytes:
-    from taskyard.wire import value_pickler  # noqa: PLC0415  # cloudpickle, where it is needed
+    from taskyard.calls import value_pickler  # noqa: PLC0415  # cloudpickle, where it is needed
 
     return value_pickler.dumps(value, PROTOCOL, buffers.callback)
 
@@ -344,7 +344,7 @@ def _unpicklable_part(
     error: Exception,
 ) -> str:
     """Return an error text that names the part of a call that can't be pickled."""
-    if function is call_each:  # its arguments are a function and those of the calls
+    if function is call_each:  # its arguments are a function and the arguments of the calls
         function, rows = args
         args = next((row for row in rows if not _can_be_pickled(row)), ())
     if not _can_be_pickled(function):
@@ -491,6 +491,6 @@ def decode_exception(output: bytes, token: str = "") -> tuple[BaseException | No
         error, traceback = unpickle(base64.b64decode(line.removeprefix(_mark(token))))
         if isinstance(error, BaseException):
             error.__cause__ = RemoteTraceback(traceback)
-    except BaseException:  # noqa: BLE001  # missing or changed classes, or ones that raise SystemExit
+    except BaseException:  # noqa: BLE001  # missing or changed classes, or classes that raise SystemExit
         return None, ""
     return (error if isinstance(error, BaseException) else None), str(traceback)

@@ -1,7 +1,7 @@
-"""Decides on the output of attempts: parts while they run, and the streams of those that ended.
+"""Decides on bytes that arrive in parts: the output of running attempts, and large values of calls.
 
-Parts count only if the worker holds the task by that very attempt, as reports do. The broker writes
-them to files, and the scheduler decides which files stay.
+Parts of output count only if the worker holds the task by that very attempt, as reports do. The
+broker writes all parts to files, and the scheduler decides which files of output stay.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from taskyard.core import deadlines, identity, membership, worker_names
 from taskyard.core.blobs import Blob, inlined, kept_of
-from taskyard.core.effects import OutputEnded, OutputWritten, Refused
+from taskyard.core.effects import OutputEnded, OutputWritten, Refused, StoreReply, ValueReceived
 from taskyard.core.events import Outcome
 from taskyard.core.model import Refusal
 from taskyard.core.output import OutputChunk, Stream
@@ -23,6 +23,16 @@ if TYPE_CHECKING:
     from taskyard.core.context import Context
     from taskyard.core.entities import Task
     from taskyard.core.output import OutputColumns
+
+
+def store_requested(context: Context, event: events.StoreRequested) -> None:
+    context.send(StoreReply(event.client, event.request, bool(event.by)))
+
+
+def value_sent(context: Context, event: events.ValueSent) -> None:
+    reply = ValueReceived(event.client, event.request, event.value, event.offset, event.data)
+    reply.of_worker, reply.by = event.worker in context.ledger.workers, event.by
+    context.send(reply)
 
 
 def output_appended(context: Context, event: events.OutputAppended) -> None:
@@ -57,21 +67,21 @@ def keep_output(
     tasks: list[Task],
     kept: list[int] | None,
 ) -> None:
-    """Record the streams of reported attempts, and end those that were appended.
+    """Record the streams of reported attempts, and end appended streams.
 
     Reduces the results in the event to what the record keeps of them.
     """
-    places = range(len(tasks)) if kept is None else kept
-    reported = list(zip(tasks, places, strict=True))
+    indexes = range(len(tasks)) if kept is None else kept
+    reported = list(zip(tasks, indexes, strict=True))
     outcomes = event.outcomes or [Outcome.DONE] * len(event.names)
     texts = event.texts or output.stdouts
-    for task, place in reported:
-        stdout = (texts if outcomes[place] is Outcome.DONE else output.stdouts)[place]
-        _end(context, task, {Stream.STDOUT: stdout, Stream.STDERR: output.stderrs[place]})
+    for task, index in reported:
+        stdout = (texts if outcomes[index] is Outcome.DONE else output.stdouts)[index]
+        _end(context, task, {Stream.STDOUT: stdout, Stream.STDERR: output.stderrs[index]})
     if event.texts is not None:
         event.texts = [*map(inlined, texts)]
     stdouts, stderrs = [*map(kept_of, output.stdouts)], [*map(kept_of, output.stderrs)]
-    printed = [(task, place) for task, place in reported if stdouts[place] or stderrs[place]]
+    printed = [(task, index) for task, index in reported if stdouts[index] or stderrs[index]]
     if printed:
         known = context.ledger.outputs
         previous = [known.get(task.name, 0) for task, _ in printed]
@@ -81,15 +91,15 @@ def keep_output(
             [task.name for task, _ in printed],
             [task.attempt for task, _ in printed],
             [0] * len(printed),
-            [stdouts[place] for _, place in printed],
-            [stderrs[place] for _, place in printed],
+            [stdouts[index] for _, index in printed],
+            [stderrs[index] for _, index in printed],
             previous if any(previous) else None,
         )
         context.emit(record)
 
 
 def _end(context: Context, task: Task, streams: dict[Stream, Content]) -> None:
-    """End the streams of an attempt that were appended: those whose worker made a blob of them."""
+    """End the streams of an attempt that were appended: their worker made a blob of them."""
     blobs = [(stream, one) for stream, one in streams.items() if isinstance(one, Blob)]
     kept = [(stream, blob) for stream, blob in blobs if blob.digest and inlined(blob) is blob]
     if blobs:

@@ -1,8 +1,9 @@
 """Plain pickles: calls of one function by its import path, with arguments that are plain data.
 
-Loading one runs no code but that of Python's own types: the opcodes are those of data, and every
-global but the function is one of a fixed list. The function itself is found by the caller's rule,
-and nothing in the pickle can call it or change it. So a worker may load plain pickles of anyone.
+Loading such a pickle runs no code but that of Python's own types: the opcodes are those of data,
+and every global but the function is one of a fixed list. The function itself is found by the
+caller's rule, and nothing in the pickle can call it or change it. So a worker may load plain
+pickles of anyone.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ _HARMLESS: Final = frozenset(
         ("datetime", "timedelta"),
         ("datetime", "timezone"),
         ("decimal", "Decimal"),
-        ("taskyard.wire.inputs", "resolve"),
+        ("taskyard.calls.inputs", "resolve"),
     }
 )
 
 #: Inserts the result of another task. It is a Python function: its globals lead to all modules, so
 #: no argument may be this function itself.
-_RESOLVE: Final = ("taskyard.wire.inputs", "resolve")
+_RESOLVE: Final = ("taskyard.calls.inputs", "resolve")
 
 #: The opcodes STACK_GLOBAL, REDUCE, NEWOBJ and NEWOBJ_EX. Other bytes may look like them.
 _GLOBAL: Final = b"\x93"
@@ -135,13 +136,13 @@ _CALL: Final = object()
 class _Check:
     """Follows the opcodes of a pickle without loading it. Raises `NotPlain`.
 
-    Its stack and memo have a `_Value`, a text, the names of a harmless global, `_FUNCTION` or
+    The stack and the memo have a `_Value`, a text, the names of a harmless global, `_FUNCTION` or
     `_CALL` for each object. It refuses whatever Python's unpickler would take as another object.
     """
 
     def __init__(self, pickled: bytes | memoryview) -> None:
         self._pickled = pickled
-        #: The first of them may be none of the harmless ones.
+        #: The first of them may be none of the harmless names.
         self.names: list[tuple[str, str]] = []
         self._stack: list[Any] = []
         self._marks: list[int] = []
@@ -358,7 +359,7 @@ class _Function:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Finds the globals that were checked before, in their order, and no others."""
+    """Finds the globals that were checked before, in their order, and nothing else."""
 
     def __init__(
         self,

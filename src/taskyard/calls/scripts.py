@@ -220,7 +220,7 @@ _PLACES: Final = (
     ("=(", "in or after an array"),
 )
 
-#: Stands for a value in the text before another one.
+#: Stands for a value in the text before another value.
 VALUE: Final = "\N{OBJECT REPLACEMENT CHARACTER}"
 
 

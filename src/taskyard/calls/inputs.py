@@ -1,7 +1,7 @@
 """Inputs of a task: results of other tasks that replace references in its work.
 
 A reference is a future, or `taskyard.result(NAME)`, in the arguments of a call, and `{result:NAME}`
-or `{result_file:NAME}` in a command. Its name goes into `after` of the task and into `results` of
+or `{result_file:NAME}` in a command. The name goes into `after` of the task and into `results` of
 its payload. The worker fetches these results, and puts them in place of the references.
 
 In a pickle, a reference is a call of `resolve`. In JSON it is `{"$result": [NAME, KIND]}`. Only
@@ -20,12 +20,12 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 from msgspec import Struct, structs
 
-from taskyard.core.scripts import scripts_in
+from taskyard.calls import payloads, pickled, plain_pickles
+from taskyard.calls.scripts import scripts_in
 from taskyard.errors import NotEncodable, UserError
-from taskyard.wire import payloads, pickled, plain_pickles
 
 #: Kinds of results: the text of a program, the value of a function by path, and of a pickled call.
-#: Others are bytes. An empty kind is that of the task's service.
+#: All other kinds are bytes. An empty kind is that of the task's service.
 TEXT: Final = "text"
 JSON: Final = "json"
 PICKLED: Final = "pickle"

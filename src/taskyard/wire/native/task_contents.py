@@ -1,26 +1,49 @@
-"""Native messages that read what tasks have: results of many tasks, or a part of one.
+"""Native messages that read what tasks have, and store blobs: results, parts of streams, blobs.
 
 A client reads with its own role. A worker reads in the name of a task that it holds, and only what
-that needs. Pure.
+that needs. The decoder is total: it returns an event or raises `Malformed`. Owns the meaning of
+these fields, not the requests around them.
 """
 
 from __future__ import annotations
 
 from hashlib import sha256
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec import Struct
 
+from taskyard.core import events
+from taskyard.core.limits import NUMBER_MAX, PART_BYTES_MAX
 from taskyard.core.output import Stream
-from taskyard.errors import BytesDamaged, BytesTruncated
+from taskyard.errors import BytesDamaged, BytesTruncated, Malformed
 from taskyard.wire import dwork_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from taskyard.wire.value_names import Holder
+    from taskyard.core.events import Event
+
 
 _Q: Final = pb.QueryMsg
+
+
+class Holder(NamedTuple):
+    """A worker that reads for a task that it holds, with its own key."""
+
+    worker: bytes
+    #: The full name of the task.
+    task: bytes
+
+
+class StoreDocument(Struct, frozen=True):
+    """How blobs are kept, for clients and workers."""
+
+    #: The directory on the broker's machine, or on all machines that mount it. Empty: all blobs
+    #: go through the broker.
+    directory: str
+    identity: str
+    #: The directory is meant to be mounted by other machines.
+    shared: bool
 
 
 class Part(Struct, frozen=True):
@@ -47,7 +70,7 @@ class StreamPages:
         self._digest = sha256()
 
     def add(self, part: Part) -> bool:
-        """Add the next part. Return whether it is the last one, for now.
+        """Add the next part. Return whether it is the last part, for now.
 
         Raises `BytesTruncated` and `BytesDamaged` at the end.
         """
@@ -113,3 +136,49 @@ def _query(request: int, holder: Holder | None) -> pb.QueryMsg:
 def decode_part(query: pb.QueryMsg) -> Part:
     """Decode the reply to a request for a part."""
     return Part(query.data, query.length, query.attempt, query.live, query.digest)
+
+
+#: Bytes of a name: 64 digits, a hyphen, and a length.
+_BLOB_NAME_BYTES_MAX: Final = 84
+
+
+def checked_blob_name(value: bytes) -> bytes:
+    """Return the name of a blob. Raise Malformed if it is too long."""
+    if not 0 < len(value) <= _BLOB_NAME_BYTES_MAX:
+        raise Malformed(f"the name of a value must have 1 to {_BLOB_NAME_BYTES_MAX} bytes")
+    return value
+
+
+def decode_store_request(query: pb.QueryMsg, client: bytes, number: Callable[[], int]) -> Event:
+    """Decode a Values or PutValue. `number` issues the number of a valid request. Raise
+    Malformed."""
+    if query.type == _Q.Values:
+        return events.StoreRequested(0, client, number())
+    value = checked_blob_name(query.value)
+    if query.offset > NUMBER_MAX - PART_BYTES_MAX:
+        raise Malformed("an offset is too large")
+    if len(query.data) > PART_BYTES_MAX:
+        raise Malformed(f"a part of a value must have at most {PART_BYTES_MAX} bytes")
+    return events.ValueSent(
+        0, client, value, query.offset, query.data, number(), worker=query.location
+    )
+
+
+def store_terms(request: int) -> bytes:
+    """Encode a Values: a request for the terms of values."""
+    return _Q(type=_Q.Values, request=request).SerializeToString()
+
+
+def put_blob(
+    request: int, value: bytes, offset: int = 0, data: bytes = b"", location: bytes = b""
+) -> bytes:
+    """Encode a PutValue: a part of a value. Without data: a question how much is there.
+
+    `location` is the worker that sends a result of its task.
+    """
+    query = _Q(type=_Q.PutValue, request=request, value=value, offset=offset)
+    if location:
+        query.location = location
+    if data:
+        query.data = data
+    return query.SerializeToString()

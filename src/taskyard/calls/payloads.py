@@ -16,10 +16,10 @@ from typing import Annotated, Any, Final, NamedTuple
 import msgspec
 from msgspec import Meta, Raw, Struct
 
+from taskyard.calls import pickled
+from taskyard.calls.pickled import PICKLE, Pickled
 from taskyard.core.model import shown
 from taskyard.errors import NotEncodable, PeerError, UserError
-from taskyard.wire import pickled
-from taskyard.wire.pickled import PICKLE, Pickled
 
 #: The services of tasks that run a program, and of tasks that call a function.
 EXEC: Final = b"exec"
@@ -149,7 +149,7 @@ def encode_call(  # noqa: PLR0913  # the keys of a call
 
 
 def _encode_arguments(arguments: object, named: Iterable[tuple[object, object]]) -> Raw:
-    """Encode arguments. Raise `NotEncodable` that names the one that can't be sent."""
+    """Encode arguments. Raise `NotEncodable` that names the argument that can't be sent."""
     try:
         return Raw(encode_value(arguments, "arguments"))
     except NotEncodable:

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from taskyard.wire import pickled
-from taskyard.wire.pickled import CallHeader, Pickled
+from taskyard.calls import pickled
+from taskyard.calls.pickled import CallHeader, Pickled
 
 #: Where the standard library reports an initializer that raised.
 _logger = logging.getLogger("concurrent.futures")

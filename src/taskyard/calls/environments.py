@@ -14,7 +14,8 @@ from msgspec import Struct
 
 from taskyard.errors import PeerError
 
-#: Variables that are passed on unless the submitter chooses others: exact names, and prefixes.
+#: Variables that are passed on unless the submitter chooses other variables: exact names, and
+#: prefixes.
 PASSED_NAMES: Final = (
     *("PATH", "HOME", "USER", "LANG", "TZ"),
     *("VIRTUAL_ENV", "PYTHONPATH", "LD_LIBRARY_PATH"),
@@ -34,7 +35,7 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode
 class Environment(Struct, frozen=True):
     """Where the commands of a submission run."""
 
-    #: The machine of the submitter. Elsewhere the rest means nothing.
+    #: The machine of the submitter. Elsewhere all else means nothing.
     host: str
     #: The directory, an absolute path.
     cwd: str
@@ -45,7 +46,7 @@ class Environment(Struct, frozen=True):
 
 
 def is_passed(name: str) -> bool:
-    """Return whether a variable is passed on unless the submitter chooses others."""
+    """Return whether a variable is passed on unless the submitter chooses other variables."""
     return name in PASSED_NAMES or name.startswith(PASSED_PREFIXES)
 
 

@@ -2,7 +2,7 @@
 
 A class that comes back to the process that defined it stays as it is there. cloudpickle would
 replace its methods by copies with other globals. A function with a cache of `functools` travels
-with its function and an empty cache. `main_globals` has a third one.
+with its function and an empty cache. `main_functions` repairs a third gap.
 
 Imports cloudpickle, so it is imported at first use only. Loading needs no code of this module but
 the functions that its pickles name.
@@ -19,8 +19,8 @@ from typing import Any, Final
 
 import cloudpickle
 
+from taskyard.calls import main_functions
 from taskyard.errors import PeerError
-from taskyard.wire import main_globals
 
 #: Items of what `Pickler.reducer_override` returns for a class or a function by value: how to make
 #: it, with which arguments, its state, and the function that sets the state.
@@ -56,7 +56,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
         if not isinstance(reduced, tuple) or len(reduced) != _STATE_ITEMS:
             return reduced
         if not isinstance(obj, type):
-            return main_globals.share(obj, reduced) if isinstance(obj, FunctionType) else reduced
+            return main_functions.share(obj, reduced) if isinstance(obj, FunctionType) else reduced
         if obj not in _foreign_classes:
             _own_classes.add(obj)
         make, args, state, items, pairs, set_state = reduced

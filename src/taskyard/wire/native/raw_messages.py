@@ -1,17 +1,25 @@
-"""Count the entries of repeated fields in a native message before they cost memory and time.
+"""Native messages as bytes, not parsed yet: entries are counted, and alike tasks cut out.
 
 A message of 30 MB can hold 30 million numbers or 15 million empty names: half a gigabyte in the
 parser, and two as Python objects. Owns the limit of every repeated field. A large message is
-counted before it is parsed, by tags and lengths only. For others the parsed columns are measured
-before they are used. Invalid bytes are left to the parser.
+counted before it is parsed, by tags and lengths only. For smaller messages the parsed columns are
+measured before they are used. Invalid bytes are left to the parser. Runs of entries with equal
+lengths, which task names mostly are, are counted at the speed of C.
 
-Runs of entries with equal lengths, which task names mostly are, are counted at the speed of C.
+TaskMsgs that differ only in their names are nearly all messages of plain peers, and an object for
+each task costs microseconds. The names are cut out of the bytes, by the guess that all tasks have
+the fields of the first. If the guess is right, the other fields are decoded only once.
+
+Peers of a development version, from before version 1 of the wire format, are recognized and
+refused. Their messages have the number of the request in another field. So only messages without
+`request` are examined: messages of plain peers, and replies that belong to no request.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, cast
 
+from google.protobuf.message import DecodeError
 from msgspec import Struct
 
 from taskyard.core.limits import (
@@ -22,16 +30,20 @@ from taskyard.core.limits import (
     SERVICES_MAX,
     TASKS_PER_MESSAGE_MAX,
 )
+from taskyard.core.model import Refusal
 from taskyard.core.resources import RESOURCES_MAX
-from taskyard.errors import Malformed
+from taskyard.errors import Malformed, Refused
 from taskyard.wire import dwork_pb2 as pb
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from google.protobuf.descriptor import Descriptor, FieldDescriptor
     from google.protobuf.message import Message
 
+
 #: Shorter messages are not counted before parsing: the parser takes at most 64 MB and 0.1 s for
-#: them. Our own producers send longer ones only where payloads are long.
+#: them. Our own producers send longer messages only where payloads are long.
 COUNTED_BYTES_MIN: Final = 4 << 20
 
 #: The columns of shorter messages are not measured.
@@ -107,7 +119,7 @@ class TooMany(Malformed):
 
 
 class _Field(Struct, frozen=True):
-    """A field with more than one value, or a message that contains one."""
+    """A field with more than one value, or a message that contains such a field."""
 
     number: int = 0
     name: str = ""
@@ -225,7 +237,7 @@ class _Counter:
         return max(entries, 1)
 
     def _step(self, at: int, end: int, fields: dict[int, _Field]) -> int:
-        """Count one entry of any kind. Return the offset of the next one, or -1 if truncated."""
+        """Count one entry of any kind. Return the offset of the next entry, or -1 if truncated."""
         tag, at, after = self._entry(at, end)
         if after < 0:
             return -1
@@ -319,3 +331,111 @@ _KINDS: Final = {
     kind.DESCRIPTOR.full_name: _Kind(cast("Descriptor", kind.DESCRIPTOR))
     for kind in (pb.QueryMsg, pb.TaskMsg, pb.Terms)
 }
+
+
+#: A TaskMsg begins with the tag and the length of its name. Lengths above this have two bytes.
+_NAME_TAG: Final = bytes([pb.TaskMsg.NAME_FIELD_NUMBER << 3 | 2])
+_LENGTH_MAX: Final = 127
+_NAME_HEADS: Final = [_NAME_TAG + bytes([length]) for length in range(_LENGTH_MAX + 1)]
+_NAME_HEAD_BYTES: Final = 2
+
+#: In a QueryMsg, each TaskMsg follows a tag and its length.
+TASK_TAG: Final = bytes([pb.QueryMsg.TASK_FIELD_NUMBER << 3 | 2])
+_TASK_HEAD_BYTES: Final = 2
+
+
+def split_alike(encoded: list[bytes]) -> list[bytes] | None:
+    """Return the names of TaskMsgs that are equal but for their names. None: decode each one."""
+    first = encoded[0]
+    rest = first[_NAME_HEAD_BYTES + first[1] :] if len(first) > _NAME_HEAD_BYTES else b""
+    if not rest:
+        return None
+    end = -len(rest)
+    names = [one[_NAME_HEAD_BYTES:end] for one in encoded]
+    if b"" in names or max(map(len, names)) > _LENGTH_MAX:
+        return None
+    return names if [_NAME_HEADS[len(name)] + name + rest for name in names] == encoded else None
+
+
+def split_alike_run(body: bytes, at: int) -> tuple[bytes, list[bytes], int] | None:
+    """Take apart the tasks of a QueryMsg from an offset on whose names have one length.
+
+    Return the bytes after the name, which all have, the names, and the offset after these tasks.
+    None: they differ.
+    """
+    start = at + _TASK_HEAD_BYTES + _NAME_HEAD_BYTES
+    head = body[at:start]
+    if len(head) < start - at or head[2:3] != _NAME_TAG:
+        return None
+    task_bytes, name_bytes = head[1], head[3]
+    rest = body[start + name_bytes : at + _TASK_HEAD_BYTES + task_bytes]
+    if not name_bytes or not rest or max(task_bytes, name_bytes) > _LENGTH_MAX:
+        return None
+    *names, last = body[start:].split(rest + head)
+    names.append(last[:name_bytes])
+    if not last.startswith(rest, name_bytes) or set(map(len, names)) != {name_bytes}:
+        return None  # a name contains the bytes between two names
+    return rest, names, at + len(names) * (_TASK_HEAD_BYTES + task_bytes)
+
+
+def join_alike(names: Sequence[bytes], rest: bytes) -> bytes | None:
+    """Encode the tasks of a QueryMsg with these bytes after each name. None: one is too long."""
+    lengths = set(map(len, names))
+    if _NAME_HEAD_BYTES + max(lengths) + len(rest) > _LENGTH_MAX:
+        return None
+    heads = {length: _task_head(length, rest) for length in lengths}
+    if len(heads) > 1:
+        return b"".join([heads[len(name)] + name + rest for name in names])
+    (head,) = heads.values()
+    return head + (rest + head).join(names) + rest
+
+
+def _task_head(name_bytes: int, rest: bytes) -> bytes:
+    """Encode the bytes of a task before its name."""
+    task_bytes = _NAME_HEAD_BYTES + name_bytes + len(rest)
+    return b"%b%c%b" % (TASK_TAG, task_bytes, _NAME_HEADS[name_bytes])
+
+
+#: The version of the wire format.
+VERSION: Final = 1
+
+_DEVELOPMENT_TEXT: Final = (
+    f"wire format 0 of a development version, where %s has version {VERSION} "
+    "(install one version of Taskyard everywhere)"
+)
+
+#: Why a broker refuses such a peer, and why a peer of this version has no use for such a broker.
+PEER_TEXT: Final = _DEVELOPMENT_TEXT % "the broker"
+BROKER_TEXT: Final = f"the broker has {_DEVELOPMENT_TEXT % 'this program'}"
+
+
+def development_error(body: bytes) -> bytes | None:
+    """Encode the Error for a request of a development version. None: it is of no such version.
+
+    Such workers and relays end at the code of a key without permission, and retry at all other
+    codes.
+    """
+    found = _parse_development(body)
+    if found is None or not (found.HasField("request") or found.envelope):
+        return None
+    is_endless = found.HasField("location") or found.envelope
+    refusal = Refusal.FORBIDDEN if is_endless else Refusal.WIRE_FORMAT
+    error = pb.DevelopmentMsg(type=pb.QueryMsg.Error, reason=PEER_TEXT.encode())
+    error.code = refusal.value.encode()
+    if found.HasField("request"):
+        error.request = found.request
+    return error.SerializeToString()
+
+
+def check_development_reply(body: bytes) -> None:
+    """Raise `Refused` if a reply without `request` is of a broker of a development version."""
+    found = _parse_development(body)
+    if found is not None and found.HasField("broker"):
+        raise Refused(BROKER_TEXT, Refusal.WIRE_FORMAT.value)
+
+
+def _parse_development(body: bytes) -> pb.DevelopmentMsg | None:
+    try:
+        return pb.DevelopmentMsg.FromString(body)
+    except DecodeError:
+        return None
