@@ -83,6 +83,22 @@ def count_skipped(path: str) -> SkippedLines:
     return skipped
 
 
+def command_on(path: str, number: int) -> str | None:
+    """Return the command that begins on a line of a file. None: the file can't be read.
+
+    Empty: a blank line, a comment, or a part of the command before it.
+    """
+    try:
+        with open_input(path) as stream:
+            for line_number, line in joined(numbered_lines(stream, path)):
+                if line_number == number and isinstance(line, bytes):
+                    command = line.lstrip(b" \t")
+                    return "" if SkippedLines().take(command) else text_of(command)
+    except InvalidCampaign:
+        return None
+    return ""
+
+
 def shell_of(line: bytes, label: str) -> list[str]:
     """Return the shell of a `#!` line, with its options. Raises `InvalidCampaign`."""
     try:

@@ -11,13 +11,16 @@ import time
 from collections import Counter
 from functools import partial
 from itertools import compress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from msgspec import Struct, field
 
 from taskyard.campaign.batches import encode_batches
 from taskyard.campaign.bundles import assign_lanes
+from taskyard.campaign.detection import Format
 from taskyard.campaign.file_times import TaskFiles
+from taskyard.campaign.lines import STDIN, file_label
 from taskyard.campaign.reader import LoadedCampaign, reject_unknown_dependencies
 from taskyard.campaign.submitter import BatchSubmitter, SubmitClient, SubmitCounts
 from taskyard.campaign.task_spec import InvalidTask, service_of
@@ -47,6 +50,8 @@ class CampaignClient(SubmitClient, Protocol):
 
     def known_predecessors(self, campaign: str, names: Sequence[str]) -> dict[str, None]: ...
 
+    def number_lines(self, campaign: str, path: str, named: Iterable[tuple[int, str]]) -> None: ...
+
 
 class SubmitResult(Struct):
     """How many tasks of a campaign were new, and the states of those that existed."""
@@ -62,6 +67,8 @@ class SubmitResult(Struct):
     done: frozenset[str] = frozenset()
     #: The full names of those that only wait for failed ones, if nothing was submitted.
     behind: list[str] = field(default_factory=list)
+    #: Why the numbers of the lines were not recorded. Empty: they were, or there are none.
+    unnumbered: str = ""
 
 
 def submit_campaign(  # noqa: PLR0913  # all but three are named
@@ -112,7 +119,21 @@ def submit_campaign(  # noqa: PLR0913  # all but three are named
     kept = frozenset(done.difference(spelling(campaign, spec.name) for spec in changed))
     new, restarted = total if check_only else submitter.counts.new, len(done) - len(kept)
     behind = _behind_failures(loaded, campaign, states) if check_only else []
-    return SubmitResult(new, Counter(states.values()), failed, restarted, kept, behind)
+    unnumbered = "" if check_only else _number_lines(client, loaded, campaign)
+    return SubmitResult(new, Counter(states.values()), failed, restarted, kept, behind, unnumbered)
+
+
+def _number_lines(client: CampaignClient, loaded: LoadedCampaign, campaign: str) -> str:
+    """Record which task each line of a file of commands is. Return why it was refused."""
+    if loaded.choice.format is not Format.SHELL:
+        return ""
+    path = loaded.file if loaded.file == file_label(STDIN) else str(Path(loaded.file).resolve())
+    names = [spec.name for spec in loaded.specs]
+    try:
+        client.number_lines(campaign, path, zip(loaded.lines, names, strict=True))
+    except Refused as refused:
+        return f"{loaded.file}: lines can't be used as names ({refused})"
+    return ""
 
 
 def _unknown_names(client: CampaignClient, loaded: LoadedCampaign, campaign: str) -> list[str]:

@@ -340,9 +340,21 @@ def resolve_targets(
     that has it.
     """
     if names:
-        return (*client.resolve(names),), values
+        return _resolve_names(client, names), values
     check_campaign(client, values["campaign"])
     return names, with_service_of_lane(client, values)
+
+
+def _resolve_names(client: InternalClient, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return full names. Print what is on each line that was given by its number."""
+    resolved = client.resolve(names)
+    found = client.existing(resolved)
+    labels = client.line_labels([*found.values()])
+    for given, name in zip(names, resolved, strict=True):
+        if name in labels and given not in (name, found[name]["name"]):
+            command = (client.show(name)["argv"] or [""])[-1]
+            click.echo(escape_line(f"{labels[name]}: {command}"), err=True)
+    return (*resolved,)
 
 
 def _is_set(values: dict[str, Any]) -> list[bool]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import sys
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import click
 
@@ -128,14 +128,22 @@ def print_table(
     rows: Iterable[Sequence[object]],
     wrapped: Sequence[str] = (),
     optional: Sequence[str] = (),
+    empty: Sequence[str] = (),
 ) -> None:
     """Print a table: drawn on a terminal, plain lines in a pipe. Numbers are right-aligned.
 
     On a terminal, long cells of `wrapped` columns continue in the next line, and other cells end in
-    an ellipsis. On a narrow terminal, `optional` columns are left out.
+    an ellipsis. On a narrow terminal, `optional` columns are left out. So are columns of `empty`
+    without any value.
     """
     line = iter(rows)
     first = list(islice(line, ROWS_DRAWN_MAX + 1))
+    left_out = [index for index, column in enumerate(columns) if column in empty]
+    left_out = [index for index in left_out if not any(row[index] for row in first)]
+    if left_out:
+        columns = _without(columns, left_out)
+        first = [_without(row, left_out) for row in first]
+        line = (_without(row, left_out) for row in line)
     if sys.stdout.isatty() and len(first) <= ROWS_DRAWN_MAX:
         if optional and shutil.get_terminal_size().columns < WIDE_COLUMNS:
             kept = [index for index, column in enumerate(columns) if column not in optional]
@@ -144,6 +152,14 @@ def print_table(
         _draw_table(columns, first, wrapped)
     else:
         _write_plain_table(columns, first, line)
+
+
+_Cell = TypeVar("_Cell")
+
+
+def _without(row: Sequence[_Cell], left_out: Sequence[int]) -> list[_Cell]:
+    """Return a row without the cells at these indexes."""
+    return [cell for index, cell in enumerate(row) if index not in left_out]
 
 
 def _draw_table(

@@ -196,7 +196,7 @@ class _FileRun:
 
     def _submit(self, *, restart_changed: bool = False, check_only: bool = False) -> SubmitResult:
         skip_bad = self._options.skip_bad
-        return submit_campaign(
+        submitted = submit_campaign(
             self._client,
             self._loaded,
             self._options.campaign,
@@ -207,6 +207,9 @@ class _FileRun:
             restart_changed=restart_changed,
             check_only=check_only,
         )
+        if submitted.unnumbered:
+            self._cli_context.warn(submitted.unnumbered)
+        return submitted
 
     @contextmanager
     def _stopped_early(self) -> Iterator[EarlyStop]:

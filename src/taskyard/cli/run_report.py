@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 from msgspec import Struct
@@ -194,30 +194,42 @@ def _print_failures(
     if not failures:
         return
     shown = [] if run_options.shows_output else failures[:FAILURES_SHOWN_MAX]
-    commands = _shell_commands(loaded, [one.name for one in shown])
+    lines = _shell_lines(loaded, [one.name for one in shown])
     for one in shown:
         reason = escape_line(one.reason) or "no reason given"
         attempts = format_count(one.attempt, "attempt")
         name = escape_line(spelling(one.campaign, one.name))
-        if command := commands.get(one.name):
-            echo(f"  {command}: failed after {attempts}: {reason} ({name})")
+        if line := lines.get(one.name):
+            place = f"{escape_line(loaded.file)}:{line.number} ({line.command})"
+            echo(f"  {place}: failed after {attempts}: {reason} ({name})")
         else:
             echo(f"  {name} failed after {attempts}: {reason}")
     if len(failures) > FAILURES_SHOWN_MAX and shown:
         more = len(failures) - FAILURES_SHOWN_MAX
         echo(f"  … and {more:,} more: taskyard list --failed{run_options.location}")
-    name = shlex.quote(escape_line(spelling(failures[0].campaign, failures[0].name)))
+    first = failures[0]
+    line = _shell_lines(loaded, [first.name]).get(first.name)
+    name = f"{loaded.file}:{line.number}" if line else spelling(first.campaign, first.name)
+    name = shlex.quote(escape_line(name))
     echo(f"explain:  taskyard why {name}{run_options.location}")
     echo(f"retry:    {resume_command(run_options)}")
 
 
-def _shell_commands(loaded: LoadedCampaign, names: Iterable[str]) -> dict[str, str]:
-    """Return `FILE:LINE (COMMAND)` of tasks by name. Empty for other formats than shell lines."""
+class _ShellLine(NamedTuple):
+    """A line of a file of commands."""
+
+    number: int
+    #: Its command, shortened.
+    command: str
+
+
+def _shell_lines(loaded: LoadedCampaign, names: Iterable[str]) -> dict[str, _ShellLine]:
+    """Return the lines of tasks by name. Empty for other formats than shell lines."""
     if loaded.choice.format is not Format.SHELL:
         return {}
     wanted = frozenset(names)
     return {
-        spec.name: f"{escape_line(loaded.file)}:{line} ({_shorten_command(spec)})"
+        spec.name: _ShellLine(line, _shorten_command(spec))
         for spec, line in zip(loaded.specs, loaded.lines, strict=True)
         if spec.name in wanted
     }

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
+from taskyard.campaign.line_names import is_line_name
 from taskyard.cli.command import Command
 from taskyard.cli.connection import connect_read_only
 from taskyard.cli.documents import DOCUMENT_VERSION, ShowDocument
@@ -128,6 +129,7 @@ def _worker_cell(view: View, _now: float) -> str:
 
 COLUMNS: Final = {
     "name": Column(_name_cell),
+    "line": Column(lambda view, _now: view.get("line", "")),
     "state": _field("state"),
     "campaign": _field("campaign"),
     "service": _field("service"),
@@ -155,8 +157,8 @@ COLUMNS: Final = {
 }
 
 #: The columns without --columns, and those of a list of failed tasks.
-_DEFAULT: Final = ("name", "state", "campaign", "service", "lane", "attempt")
-_DEFAULT_FAILED: Final = ("name", "campaign", "attempt", "reason")
+_DEFAULT: Final = ("name", "line", "state", "campaign", "service", "lane", "attempt")
+_DEFAULT_FAILED: Final = ("name", "line", "campaign", "attempt", "reason")
 
 
 class SortKey(NamedTuple):
@@ -230,21 +232,22 @@ def list_tasks(  # noqa: PLR0913  # one per option
     keys = _column_names(columns, scope)
     order = None if sort is None else SORT_KEYS[sort]
     measured = any(COLUMNS[key].measured for key in keys) or (order is not None and order.measured)
-    pack = encode_json if cli_context.as_json else partial(_cells, keys, time.time())
+    cells = partial(_cells, keys, time.time())
+    pack: Callable[[View], Any] = encode_json if cli_context.as_json else cells
     with connect_read_only(cli_context) as broker:
         check_campaign(broker, given["campaign"])
         views = broker.tasks(scope, measured=measured)
-        rows: Iterator[Any]
-        if order is None and not reverse:
-            rows = map(pack, views)
-        else:
+        if order is not None or reverse:
             first = _TaskOrder(order, is_reversed=reverse)
-            rows = first.rows(cli_context, views, pack, None if all_tasks else limit + 1)
-        some = rows if all_tasks else islice(rows, limit)
+            views = first.views(cli_context, views, None if all_tasks else limit + 1)
+        if "line" in keys and not cli_context.as_json:
+            views = _with_lines(broker, views)
+        rows = map(pack, views)
+        some: Iterator[Any] = rows if all_tasks else islice(rows, limit)
         if cli_context.as_json:
             more = _write_list(some, rows)
         else:
-            print_table([key.upper() for key in keys], some, wrapped=["REASON"])
+            print_table([key.upper() for key in keys], some, wrapped=["REASON"], empty=["LINE"])
             more = next(rows, None) is not None
         if more and not cli_context.quiet:
             click.echo(
@@ -268,6 +271,17 @@ def _cells(keys: Sequence[str], now: float, view: View) -> list[object]:
     return [COLUMNS[key].cell(view, now) for key in keys]
 
 
+def _with_lines(broker: ReadOnlyClient, views: Iterable[View]) -> Iterator[View]:
+    """Yield tasks with the lines of files that they are."""
+    lines: dict[str, dict[str, str]] = {}
+    for view in views:
+        campaign = view["campaign"]
+        if campaign and campaign not in lines and is_line_name(view["name"]):
+            lines[campaign] = broker.campaign_lines(campaign)
+        view["line"] = lines.get(campaign, {}).get(view["name"], "")
+        yield view
+
+
 class _TaskOrder:
     """Sorts tasks by a key. Without one, by submission."""
 
@@ -276,31 +290,27 @@ class _TaskOrder:
         self._now = time.time()
         self._is_descending = is_reversed is not (key is not None and key.is_descending)
 
-    def rows(
-        self,
-        cli_context: CliContext,
-        views: Iterable[View],
-        pack: Callable[[View], Any],
-        count: int | None,
-    ) -> Iterator[Any]:
-        """Yield the first `count` rows of the order, or all. Shows progress while it reads."""
-        ranked: list[tuple[Any, Any]] = []
-        rest: list[Any] = []
+    def views(
+        self, cli_context: CliContext, views: Iterable[View], count: int | None
+    ) -> Iterator[View]:
+        """Yield the first `count` tasks of the order, or all. Shows progress while it reads."""
+        ranked: list[tuple[Any, View]] = []
+        rest: list[View] = []
         with ProgressBar(cli_context, "reading tasks", participle="read") as bar:
             for number, view in enumerate(views):
                 value = number if self._key is None else self._key.value(view, self._now)
                 if value is not None:
-                    ranked.append((value, pack(view)))
+                    ranked.append((value, view))
                 elif count is None or len(rest) < count:
-                    rest.append(pack(view))
+                    rest.append(view)
                 if count is not None and len(ranked) >= 2 * count + ROWS_DRAWN_MAX:
                     ranked = self._sorted(ranked)[:count]
                 bar.update(number + 1, None)
-        yield from (row for _, row in self._sorted(ranked))
+        yield from (view for _, view in self._sorted(ranked))
         yield from rest
 
-    def _sorted(self, ranked: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        """Sort rows by their values. Equal ones stay in the order of submission."""
+    def _sorted(self, ranked: list[tuple[Any, View]]) -> list[tuple[Any, View]]:
+        """Sort tasks by their values. Equal values stay in the order of submission."""
         return sorted(ranked, key=itemgetter(0), reverse=self._is_descending)
 
 
@@ -344,8 +354,10 @@ def show(cli_context: CliContext, name: str) -> None:
             print_document(ShowDocument(task=view, why=why))
             return
         output = _output_sizes(broker, name, view)
+        line = broker.line_labels([view]).get(name, "")
     now = time.time()
-    for label, value in (*_lines(view, now), ("output", output), ("why", why)):
+    labelled = (*_lines(view, now), ("output", output), ("why", why))
+    for label, value in (labelled[0], ("line", line), *labelled[1:]):
         if value:
             click.echo(f"{label:<{_LABEL_WIDTH}} {escape_line(value)}")
     if view["attempts"]:

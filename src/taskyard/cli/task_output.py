@@ -279,6 +279,7 @@ def log(
         (name,) = broker.resolve([name])
         printed = _LogPrinter(cli_context, broker, name, wanted)
         view = printed.view(attempt)
+        _print_line(cli_context, broker, view)
         if view["service"] in _FUNCTION_SERVICES:
             printed.print_function(view)
         elif cli_context.as_json:
@@ -294,6 +295,7 @@ def _follow_log(cli_context: CliContext, name: str, wanted: list[str], attempt: 
         (name,) = client.resolve([name])
         printed = _LogPrinter(cli_context, client, name, wanted)
         view = printed.view(attempt)
+        _print_line(cli_context, client, view)
         try:
             with closed_with_own_broker(cli_context, client):
                 if view["service"] in _FUNCTION_SERVICES:
@@ -306,6 +308,13 @@ def _follow_log(cli_context: CliContext, name: str, wanted: list[str], attempt: 
             pass
     with connect_read_only(cli_context) as broker:
         printed.finish(broker)
+
+
+def _print_line(cli_context: CliContext, broker: ReadOnlyClient, view: dict[str, Any]) -> None:
+    """Print on stderr which line of a file a task is, if it is one."""
+    name = full_name(view)
+    if line := broker.line_labels([view]).get(name):
+        cli_context.info(escape_line(f"{line}: {name}"))
 
 
 def _has_ended(name: str, broker: ReadOnlyClient) -> bool:

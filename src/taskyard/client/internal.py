@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from taskyard.campaign.batches import encode_text
-from taskyard.client import campaigns, commands, reads, requests
+from taskyard.client import campaigns, commands, line_numbers, reads, requests
 from taskyard.client.client import Client
 from taskyard.client.exchanges import exchanged, listing_method
 from taskyard.client.futures import Future
@@ -37,6 +37,10 @@ class InternalClient(Client):
     existing = exchanged(requests.existing)
     views = exchanged(requests.views)
     resolve = exchanged(requests.resolve)
+    find_line = exchanged(line_numbers.find)
+    campaign_lines = exchanged(line_numbers.campaign_lines)
+    line_labels = exchanged(line_numbers.labels)
+    number_lines = exchanged(line_numbers.record)
     wait_campaign = exchanged(requests.wait_campaign)
     wait_names = exchanged(requests.wait_names)
     decoded_result = exchanged(reads.decoded_result)

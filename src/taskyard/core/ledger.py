@@ -20,6 +20,7 @@ from taskyard.core.model import (
     Digests,
     EndedTask,
     Ending,
+    NumberedFile,
     Replaced,
     Terms,
     counted,
@@ -66,6 +67,9 @@ class Ledger:
         self.failed_attempts: dict[bytes, list[Attempt]] = {}
         #: Unfinished tasks that were reported as late.
         self.reported: dict[bytes, None] = {}
+        #: The numbers of lines by campaign, the oldest load first, and their size.
+        self.numbered: dict[bytes, NumberedFile] = {}
+        self.numbers_bytes = 0
         #: How many tasks are in each state, by `TaskState`, including archived ones.
         self.counts = [0] * len(TaskState)
         #: Some tasks take more than one slot, or resources, so these must be counted.

@@ -17,6 +17,7 @@ from taskyard.core import (
     deadlines,
     events,
     expiry,
+    line_numbers,
     membership,
     queries,
     reservations,
@@ -141,6 +142,8 @@ _DECIDERS: dict[type, Callable[[Context, Any], None]] = {
     events.TasksProgressed: results.tasks_progressed,
     events.OutputAppended: task_output.output_appended,
     events.SlotFreed: results.slot_freed,
+    line_numbers.NumberRequested: line_numbers.number_requested,
+    line_numbers.NumbersRequested: line_numbers.numbers_requested,
     values.StoreRequested: values.store_requested,
     values.ValueSent: values.value_sent,
 }

@@ -228,6 +228,13 @@ class Edited(RecordDocument, tag="edited"):
     expires_hard: float | None
 
 
+class Numbered(RecordDocument, tag="numbered"):
+    """The numbers of the lines of a file were recorded."""
+
+    campaign: str
+    path: str
+
+
 AnyRecordDocument = (
     Submitted
     | Extended
@@ -254,6 +261,7 @@ AnyRecordDocument = (
     | WorkerReplaced
     | Refunded
     | Edited
+    | Numbered
 )
 
 
@@ -393,5 +401,9 @@ _DOCUMENTS: Final[
         lambda one: _held(one) | {"incarnation": one.incarnation},
     ),
     records.Edited: (Edited, _edited),
+    records.Numbered: (
+        Numbered,
+        lambda one: {"campaign": shown(one.campaign), "path": shown(one.path)},
+    ),
     records.Refunded: (Refunded, lambda one: _held(one) | {"incarnation": one.incarnation}),
 }

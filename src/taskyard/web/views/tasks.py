@@ -9,7 +9,7 @@ import shlex
 from codecs import getincrementaldecoder
 from contextlib import suppress
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 from starlette.responses import RedirectResponse, Response, StreamingResponse
@@ -18,7 +18,7 @@ from starlette.routing import Route
 from taskyard.client import task_filters
 from taskyard.client.task_filters import Filter
 from taskyard.core.identity import spelling
-from taskyard.errors import TaskyardError, UserError
+from taskyard.errors import TaskyardError, UnknownName, UserError
 from taskyard.web.task_story import story_of
 from taskyard.web.view import TaskPage
 from taskyard.web.views import site
@@ -73,7 +73,8 @@ def routes(shown: Site) -> list[BaseRoute]:
         )
 
     async def task(request: Request) -> Response:
-        document = await shown.broker.ask("show", request.query_params.get("name", ""))
+        wanted = request.query_params.get("name", "")
+        document, line = await shown.broker.call(lambda client: _shown_task(client, wanted))
         name = spelling(document["campaign"], document["name"])
         why = await shown.broker.ask("explain", name)
         with shown.view() as view:
@@ -83,6 +84,7 @@ def routes(shown: Site) -> list[BaseRoute]:
             request,
             "task.html",
             name=name,
+            line=line,
             task=document,
             why=why,
             command=shlex.join(document["argv"] or ()),
@@ -97,6 +99,18 @@ def routes(shown: Site) -> list[BaseRoute]:
         Route("/task/output", _output(shown)),
         _action_route(shown),
     ]
+
+
+def _shown_task(client: InternalClient, wanted: str) -> tuple[dict[str, Any], str]:
+    """Return a task by its name or by the line of a file, and that line if it is one."""
+    try:
+        document = client.show(wanted)
+    except UnknownName:
+        if (found := client.find_line(wanted)) is None:
+            raise
+        document = client.show(found.full_name)
+    name = spelling(document["campaign"], document["name"])
+    return document, client.line_labels([document]).get(name, "")
 
 
 def _output(shown: Site) -> Callable[[Request], Awaitable[Response]]:

@@ -15,7 +15,7 @@ from taskyard.core.states import TaskState
 from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.dialect import is_reserved
-from taskyard.wire.native import control_messages, streams, value_messages
+from taskyard.wire.native import control_messages, number_messages, streams, value_messages
 from taskyard.wire.native import frames as tasks
 from taskyard.wire.native.frames import (
     FACTS_CACHE_BYTES_MAX,
@@ -471,6 +471,8 @@ _DECODERS: Final[dict[int, Callable[[PendingRequests, Request], Sequence[events.
     _Q.Expire: _command,
     _Q.Rules: _rules,
     _Q.Edit: _edit,
+    _Q.Number: number_messages.decode_number,
+    _Q.Numbers: number_messages.decode_numbers,
     _Q.Values: _value,
     _Q.PutValue: _value,
 }
