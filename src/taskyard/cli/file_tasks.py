@@ -7,11 +7,13 @@ The broker counts the whole campaign, so the other tasks are subtracted. `Failed
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
+from taskyard.campaign.batches import encode_text
 from taskyard.cli.connection import broker_location, has_journal
 from taskyard.cli.format import escape_line, format_count, full_name
 from taskyard.core.events import Scope, UnknownPolicy
@@ -30,6 +32,38 @@ if TYPE_CHECKING:
 UNSETTLED: Final = ("blocked", "delayed", "ready", "leased")
 
 _ENDED_WITHOUT_RESULT: Final = (TaskState.FAILED, TaskState.CANCELLED)
+
+
+class TaskGroup(Struct, frozen=True):
+    """The tasks of a run: those of a campaign, or some outside any campaign."""
+
+    #: Empty: they belong to none.
+    campaign: str
+    #: A part of the names of tasks outside any campaign.
+    match: str = ""
+    #: The full name of the only task. Empty: there may be several.
+    name: str = ""
+
+    def scope(self, *states: TaskState) -> Scope:
+        """Return the scope of these tasks, or of those in some states."""
+        if self.name:
+            return Scope(names=(encode_text(self.name),), states=states or None)
+        campaign, match = encode_text(self.campaign), encode_text(self.match)
+        return Scope(campaign=campaign, match=match, states=states or None)
+
+    @property
+    def options(self) -> str:
+        """The words that choose these tasks, in a command that is printed."""
+        if self.name:
+            return shlex.quote(escape_line(self.name))
+        if self.campaign:
+            return f"--campaign {shlex.quote(escape_line(self.campaign))}"
+        return f"--match {self.match}"
+
+    @property
+    def label(self) -> str:
+        """What is printed before their counts, with a colon."""
+        return f"campaign {escape_line(self.campaign)}: " if self.campaign else ""
 
 
 class RunCounts(Struct):
@@ -201,13 +235,11 @@ class FailedTasks:
 
 
 class EndedRows:
-    """The tasks of a campaign that failed or were cancelled before this map."""
+    """The tasks of a run that failed or were cancelled before it."""
 
-    def __init__(self, client: InternalClient, campaign: str) -> None:
-        from taskyard.client.requests import scope_of  # noqa: PLC0415  # not for `--help`
-
+    def __init__(self, client: InternalClient, group: TaskGroup) -> None:
         self._client = client
-        scope = scope_of(campaign=campaign, states=[TaskState.FAILED, TaskState.CANCELLED])
+        scope = group.scope(*_ENDED_WITHOUT_RESULT)
         self._states: dict[str, str] = {full_name(one): one["state"] for one in client.tasks(scope)}
 
     def __contains__(self, name: object) -> bool:

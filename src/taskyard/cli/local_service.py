@@ -26,6 +26,7 @@ from taskyard.cli.connection import (
     connect_to,
     removed_if_unused,
 )
+from taskyard.cli.file_tasks import TaskGroup
 from taskyard.cli.format import format_count
 from taskyard.cli.options import CliContext
 from taskyard.cli.worker_options import given_resource_options, jobs_of_workers, local_machine
@@ -83,6 +84,9 @@ CANCEL_SECONDS: Final = 5.0
 #: States of tasks that workers will run, and of tasks that no worker has yet.
 _RUNNABLE: Final = ("delayed", "ready", "leased")
 UNSTARTED: Final = (TaskState.BLOCKED, TaskState.DELAYED, TaskState.READY)
+
+#: Begins the mark of a killed run whose tasks belong to no campaign.
+_NO_CAMPAIGN: Final = "@"
 
 #: The parameters of `service_options` without resources.
 _PARAMETERS: Final = ("workers", "jobs", "allow", "allow_pickle")
@@ -221,23 +225,23 @@ class LocalService:
         if self._supervisor is not None and not self._early_workers:
             self._supervisor.start_workers(self._worker_spec)
 
-    def report_others(self, campaign: str) -> None:
+    def report_others(self, *campaigns: str) -> None:
         """Report unfinished tasks of other campaigns, which the own workers will run as well."""
         if self._supervisor is None:
             return
         status = self.client.status()
         others = sum(status["counts"][state] for state in _RUNNABLE)
         for one in status["campaigns"]:
-            if one["name"] == campaign:
+            if one["name"] in campaigns:
                 others -= sum(one["counts"][state] for state in _RUNNABLE)
         if others > 0:
             self._cli_context.info(
-                f"{format_count(others, 'unfinished task')} of other campaigns will run too (see "
+                f"{format_count(others, 'other unfinished task')} will run too (see "
                 "`taskyard list`)"
             )
 
-    def stop_campaign(self, campaign: str, *, finish_running: bool, is_resumable: bool) -> None:
-        """Let no more tasks of a campaign start, and end running ones unless they shall finish.
+    def stop_tasks(self, group: TaskGroup, *, finish_running: bool, is_resumable: bool) -> None:
+        """Let no more tasks of a run start, and end running ones unless they shall finish.
 
         Tasks of an own broker stay queued if they are resumable, and run when it is started again.
         Others are cancelled. Returns when all tasks that shall finish have settled.
@@ -246,37 +250,33 @@ class LocalService:
         self.finish_running = finish_running
         if supervisor is None or not is_resumable:
             states = UNSTARTED if finish_running else (*UNSTARTED, TaskState.LEASED)
-            cancelled = self.client.cancel(campaign=campaign, states=states, timeout=CANCEL_SECONDS)
+            cancelled = self.client.cancel(group.scope(*states), timeout=CANCEL_SECONDS)
             if cancelled:
                 self._cli_context.info(f"cancelled {format_count(cancelled, 'task')}")
         if not finish_running:
             return
         if supervisor is None:
-            self._await_running(campaign)
+            self._await_running(group)
         else:
             supervisor.finish_workers()
             self.client.status()  # futures of tasks that ended before this reply are settled
 
-    def _await_running(self, campaign: str) -> None:
-        """Wait for the running tasks of a campaign on a broker of others."""
+    def _await_running(self, group: TaskGroup) -> None:
+        """Wait for the running tasks of a run on a broker of others."""
         is_reported = False
-        while any(
-            one["counts"]["leased"]
-            for one in self.client.status()["campaigns"]
-            if one["name"] == campaign
-        ):
+        while any(self.client.tasks(group.scope(TaskState.LEASED))):
             if not is_reported:
                 self._cli_context.info("waiting for running tasks (Ctrl-C leaves them)")
             is_reported = True
             time.sleep(POLL_SECONDS)
 
-    def mark_temporary(self, campaign: str) -> None:
-        """Have the tasks of a campaign cancelled by a later command if this one is killed.
+    def mark_temporary(self, group: TaskGroup) -> None:
+        """Have the tasks of a run cancelled by a later command if this one is killed.
 
         A broker that lasts runs them instead.
         """
         if not self.is_lasting:
-            self._map_lock = MapLock(self._state, campaign)
+            self._map_lock = MapLock(self._state, group.campaign or f"{_NO_CAMPAIGN}{group.match}")
 
     def unmark_temporary(self) -> None:
         """Undo `mark_temporary`, when no task of the campaign is left."""
@@ -344,19 +344,20 @@ class LocalService:
             raise click.exceptions.Exit(status)
         return status is None
 
-    def _cancel_killed(self, campaigns: Sequence[str]) -> None:
-        """Cancel the tasks of killed maps before workers start. No process waits for them."""
-        if not campaigns:
+    def _cancel_killed(self, marks: Sequence[str]) -> None:
+        """Cancel the tasks of killed runs before workers start. No process waits for them."""
+        if not marks:
             return
-        states, cancelled = (*UNSTARTED, TaskState.LEASED), 0
-        for campaign in campaigns:
-            cancelled += self.client.cancel(
-                campaign=campaign, states=states, timeout=CANCEL_SECONDS
-            )
-            forget_map(self._state, campaign)
+        cancelled = 0
+        for mark in marks:
+            match = mark.removeprefix(_NO_CAMPAIGN)
+            group = TaskGroup("", match) if match != mark else TaskGroup(mark)
+            scope = group.scope(*UNSTARTED, TaskState.LEASED)
+            cancelled += self.client.cancel(scope, timeout=CANCEL_SECONDS)
+            forget_map(self._state, mark)
         if cancelled:
             self._cli_context.info(
-                f"cancelled {format_count(cancelled, 'task')} of an interrupted map"
+                f"cancelled {format_count(cancelled, 'task')} of an interrupted run"
             )
         if self._supervisor is not None and self._early_workers:
             self._supervisor.start_workers(self._worker_spec)

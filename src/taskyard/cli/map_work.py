@@ -31,7 +31,7 @@ from taskyard.cli.templates import (
     payload_encoder,
     template_keys,
 )
-from taskyard.core.identity import spelling
+from taskyard.core.identity import spelling, split
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TaskState
 from taskyard.errors import ExitCode, UnknownName, UserError
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from taskyard.campaign.task_spec import TaskSpec
-    from taskyard.cli.file_tasks import EndedRows
+    from taskyard.cli.file_tasks import EndedRows, TaskGroup
     from taskyard.cli.input_rows import InputRow
     from taskyard.cli.map_input import MapInput
     from taskyard.cli.options import CliContext
@@ -204,7 +204,7 @@ _NAMED_RESOURCES: Final = ("cpus", "memory", "gpus")
 
 def row_submitter(
     client: InternalClient,
-    campaign: str,
+    group: TaskGroup,
     values: dict[str, Any],
     ended: EndedRows | None,
     *,
@@ -214,6 +214,7 @@ def row_submitter(
 
     It retries those that are in `ended`.
     """
+    campaign = group.campaign
     pattern = task_pattern(campaign, values)
     submission = encode_batch([pattern], campaign.encode(), time.time_ns())
     terms, unknown = submission.terms[0], values["wait_for_unknown"]
@@ -221,7 +222,7 @@ def row_submitter(
     lane = values["lane"] or client.lane_templates([service]).get(service, "")
     lane_of = lane_function(lane, campaign, service)
     templates = [Template(name) for name in pattern.after]
-    name_of = _name_function(client, campaign, is_new=not values["campaign"])
+    name_of = _name_function(client, group, is_new=not values["campaign"])
     retries = ended if ended and not values["no_retry_failed"] else None
 
     def send(row: InputRow, payload: bytes) -> Future:
@@ -248,16 +249,18 @@ def row_submitter(
 
 
 def _name_function(
-    client: InternalClient, campaign: str, *, is_new: bool
+    client: InternalClient, group: TaskGroup, *, is_new: bool
 ) -> Callable[[InputRow], str]:
     """Return a function that names the task of a row.
 
-    A new campaign is numbered, and so is the rest of a numbered one. In a campaign that the user
-    names, a row is recognised by its text, so that the input may be edited.
+    Tasks are numbered without a campaign of the user, or if its first task is. In a campaign that
+    the user names, a row is recognised by its text, so that the input may be edited.
     """
-    first_name = f"{campaign}-1"
-    if is_new or _exists(client, f"{campaign}/{first_name}"):
-        return lambda row: f"{campaign}-{row.number}"
+    if group.name:
+        return lambda _row: split(group.name, group.campaign)
+    first = group.match or f"{group.campaign}-"
+    if is_new or _exists(client, f"{group.campaign}/{first}1"):
+        return lambda row: f"{first}{row.number}"
     names = LineNames()
     return lambda row: names.next_name(row.identity())
 

@@ -6,19 +6,20 @@ Prints counts of the caller, and requests only the failures and the slowest task
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 from msgspec import Struct
 
 from taskyard.campaign.detection import Format
 from taskyard.campaign.reader import default_campaign_name
-from taskyard.cli.documents import RunDocument, RunFailure, SlowTask
+from taskyard.cli.documents import RunDocument, RunFailure, RunsDocument, SlowTask
 from taskyard.cli.file_tasks import UNSETTLED
 from taskyard.cli.format import escape_line, format_count, format_duration, shorten_middle
 from taskyard.cli.output import print_document
-from taskyard.cli.run_policy import StoppedEarly
+from taskyard.cli.run_policy import RunSummary, StoppedEarly
 from taskyard.cli.wait import (
     SLOW_SECONDS_MIN,
     SLOWEST_SEARCHED_MAX,
@@ -31,7 +32,7 @@ from taskyard.core.states import TaskState
 from taskyard.errors import ExitCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from taskyard.campaign.reader import LoadedCampaign
     from taskyard.campaign.task_spec import TaskSpec
@@ -83,61 +84,106 @@ class RunEnd(Struct):
     exit_code: ExitCode | None = None
 
 
-def print_report(  # noqa: PLR0913  # the parts of a report
-    run_options: RunOptions,
-    client: InternalClient,
-    seconds: float,
-    end: RunEnd,
-    numbers: RunCounts,
-    *,
-    loaded: LoadedCampaign,
-) -> ExitCode:
-    """Print the outcome of the file's tasks and return the exit code."""
-    counts, truncated = numbers.counts, numbers.truncated
-    failures = _failures(run_options, client, numbers) if counts["failed"] else []
-    code = _exit_code(end, counts, truncated)
+class RunReport(NamedTuple):
+    """What is reported of the run of a file."""
+
+    options: RunOptions
+    loaded: LoadedCampaign
+    end: RunEnd
+    numbers: RunCounts
+    seconds: float
+
+    @property
+    def exit_code(self) -> ExitCode:
+        return _exit_code(self.end, self.numbers.counts, self.numbers.truncated)
+
+
+def print_reports(reports: Sequence[RunReport], client: InternalClient) -> ExitCode:
+    """Print the outcome of the tasks of all files, and return the exit code."""
+    documents = [_document(one, client) for one in reports]
+    if reports[0].options.as_json:
+        print_document(documents[0] if len(documents) == 1 else RunsDocument(runs=documents))
+    else:
+        for report, document in zip(reports, documents, strict=True):
+            _print_outcome(report, document)
+        _print_next_steps(reports, documents)
+    return combined_code([one.exit_code for one in reports])
+
+
+def combined_code(codes: Sequence[ExitCode]) -> ExitCode:
+    """Return the exit code of several runs: that of a failure before a cancellation."""
+    order = (ExitCode.TIMED_OUT, ExitCode.TASK_FAILED, ExitCode.CANCELLED)
+    return next((one for one in order if one in codes), max(codes, default=ExitCode.OK))
+
+
+def summary_of(reports: Sequence[RunReport], code: ExitCode) -> RunSummary:
+    """Return the summary of all files."""
+    counts: Counter[str] = Counter()
+    for one in reports:
+        counts.update(one.numbers.counts)
+    stopped = next((str(one.end.stopped) for one in reports if one.end.stopped), "")
+    campaigns = ", ".join(one.options.campaign for one in reports)
+    return RunSummary(campaigns, code, round(reports[-1].seconds, 3), dict(counts), stopped)
+
+
+def _document(report: RunReport, client: InternalClient) -> RunDocument:
+    """Return the document of the run of a file."""
+    run_options, _, end, numbers, seconds = report
+    counts = numbers.counts
     slowest: list[SlowTask] = []
-    total, longest = sum(counts.values()), numbers.longest_seconds
-    if total <= SLOWEST_SEARCHED_MAX and (longest is None or longest >= SLOW_SECONDS_MIN):
+    longest = numbers.longest_seconds
+    is_small = sum(counts.values()) <= SLOWEST_SEARCHED_MAX
+    if is_small and (longest is None or longest >= SLOW_SECONDS_MIN):
         scope = Scope(campaign=run_options.campaign.encode())
         slowest = slowest_tasks(client, scope, numbers.names)
-    if run_options.as_json:
-        document = RunDocument(
-            campaign=run_options.campaign,
-            state=run_options.state,
-            seconds=round(seconds, 3),
-            counts=counts,
-            truncated=truncated,
-            failures=failures,
-            stopped=str(end.stopped or ""),
-            slowest=slowest,
-            others=numbers.others or dict.fromkeys(counts, 0),
-        )
-        print_document(document)
-    else:
-        echo = partial(click.echo, err=run_options.shows_output)
-        echo(
-            f"{escape_line(run_options.campaign)}: {_outcome(end, counts, truncated)} "
-            f"({format_duration(seconds)})"
-        )
-        if others_line := numbers.others_line():
-            echo(others_line)
-        if truncated:
-            echo(TRUNCATED)
-        if total > SLOWEST_SEARCHED_MAX:
-            echo(f"slowest:  taskyard list --sort duration{run_options.location}")
-        elif slowest:
-            echo(format_slowest(slowest))
-        _print_failures(run_options, failures, loaded, echo)
-        if not run_options.shows_output:
-            _print_results_hint(run_options, counts)
-    return code
+    return RunDocument(
+        campaign=run_options.campaign,
+        state=run_options.state,
+        seconds=round(seconds, 3),
+        counts=counts,
+        truncated=numbers.truncated,
+        failures=_failures(run_options, client, numbers) if counts["failed"] else [],
+        stopped=str(end.stopped or ""),
+        slowest=slowest,
+        others=numbers.others or dict.fromkeys(counts, 0),
+    )
 
 
-def _print_results_hint(run_options: RunOptions, counts: dict[str, int]) -> None:
-    if not run_options.quiet and (counts["done"] or counts["failed"]):
-        name = shlex.quote(escape_line(run_options.campaign))
-        click.echo(f"results:  taskyard results --campaign {name}{run_options.location}")
+def _print_outcome(report: RunReport, document: RunDocument) -> None:
+    """Print the counts of a file, its slowest tasks and its failures."""
+    run_options, loaded, end, numbers, seconds = report
+    echo = partial(click.echo, err=run_options.shows_output)
+    outcome = _outcome(end, numbers.counts, numbers.truncated)
+    echo(f"{escape_line(run_options.campaign)}: {outcome} ({format_duration(seconds)})")
+    if others_line := numbers.others_line():
+        echo(others_line)
+    if numbers.truncated:
+        echo(TRUNCATED)
+    if sum(numbers.counts.values()) > SLOWEST_SEARCHED_MAX:
+        echo(f"slowest:  taskyard list --sort duration{run_options.location}")
+    elif document.slowest:
+        echo(format_slowest(document.slowest))
+    _print_failures(run_options, document.failures, loaded, echo)
+
+
+def _print_next_steps(reports: Sequence[RunReport], documents: Sequence[RunDocument]) -> None:
+    """Print how to explain and retry failures, and where the results are."""
+    options = [one.options for one in reports]
+    echo, location = partial(click.echo, err=options[0].shows_output), options[0].location
+    pairs = zip(reports, documents, strict=True)
+    first = next(((one, two.failures[0]) for one, two in pairs if two.failures), None)
+    if first is not None:
+        loaded, failed = first[0].loaded, first[1]
+        line = _shell_lines(loaded, [failed.name]).get(failed.name)
+        name = f"{loaded.file}:{line.number}" if line else spelling(failed.campaign, failed.name)
+        echo(f"explain:  taskyard why {shlex.quote(escape_line(name))}{location}")
+        echo(f"retry:    {resume_command(*options)}")
+    if options[0].quiet or options[0].shows_output:
+        return
+    for report in reports:
+        if report.numbers.counts["done"] or report.numbers.counts["failed"]:
+            name = shlex.quote(escape_line(report.options.campaign))
+            click.echo(f"results:  taskyard results --campaign {name}{location}")
 
 
 def _failures(
@@ -146,10 +192,15 @@ def _failures(
     """Return the failed tasks of the file."""
     scope = Scope(campaign=run_options.campaign.encode(), states=(TaskState.FAILED,))
     return [
-        RunFailure(**{field: task[field] for field in RunFailure.__struct_fields__})
+        run_failure(task)
         for task in client.tasks(scope)
         if numbers.names is None or task["name"] in numbers.names
     ]
+
+
+def run_failure(task: dict[str, Any]) -> RunFailure:
+    """Return the part of a document about a failed task."""
+    return RunFailure(**{field: task[field] for field in RunFailure.__struct_fields__})
 
 
 def _exit_code(end: RunEnd, counts: dict[str, int], truncated: int) -> ExitCode:
@@ -190,9 +241,7 @@ def _print_failures(
     loaded: LoadedCampaign,
     echo: Callable[[str], None],
 ) -> None:
-    """Print failures, unless they were printed with the outputs, and how to go on."""
-    if not failures:
-        return
+    """Print failures, unless they were printed with the outputs."""
     shown = [] if run_options.shows_output else failures[:FAILURES_SHOWN_MAX]
     lines = _shell_lines(loaded, [one.name for one in shown])
     for one in shown:
@@ -207,12 +256,6 @@ def _print_failures(
     if len(failures) > FAILURES_SHOWN_MAX and shown:
         more = len(failures) - FAILURES_SHOWN_MAX
         echo(f"  … and {more:,} more: taskyard list --failed{run_options.location}")
-    first = failures[0]
-    line = _shell_lines(loaded, [first.name]).get(first.name)
-    name = f"{loaded.file}:{line.number}" if line else spelling(first.campaign, first.name)
-    name = shlex.quote(escape_line(name))
-    echo(f"explain:  taskyard why {name}{run_options.location}")
-    echo(f"retry:    {resume_command(run_options)}")
 
 
 class _ShellLine(NamedTuple):
@@ -240,12 +283,14 @@ def _shorten_command(spec: TaskSpec) -> str:
     return shorten_middle(escape_line(command), COMMAND_SHOWN_MAX)
 
 
-def resume_command(run_options: RunOptions) -> str:
+def resume_command(*runs: RunOptions) -> str:
+    """Return the command that continues the run of these files."""
+    first = runs[0]
     own = (
         ""
-        if run_options.campaign == default_campaign_name(run_options.file)
-        else f" --campaign {run_options.campaign}"
+        if first.campaign == default_campaign_name(first.file)
+        else f" --campaign {first.campaign}"
     )
-    form = "" if run_options.form is None else f" --format {run_options.form.value}"
-    file = shlex.quote(run_options.file)
-    return f"taskyard run {file}{form}{own}{run_options.location}"
+    form = "" if first.form is None else f" --format {first.form.value}"
+    files = " ".join(shlex.quote(one.file) for one in runs)
+    return f"taskyard run {files}{form}{own}{first.location}"

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskyard.campaign import line_names
 from taskyard.campaign.batches import encode_text
-from taskyard.campaign.shell_lines import command_on
 from taskyard.client.exchanges import Query, checked_reply
 from taskyard.core.identity import spelling
 from taskyard.core.limits import NUMBERS_PARTS_MAX
@@ -98,6 +97,8 @@ def find(spelled: str) -> Exchange[NumberedLine | None]:
     if file != files[0]:
         _, names = yield from _names(file.campaign, "", line_names.part_of(line))
     name = _name_in(names, line)
+    from taskyard.campaign.shell_lines import command_on  # noqa: PLC0415  # few lines are looked up
+
     now = command_on(file.path, line) if Path(file.path).is_absolute() else None
     if not name:
         text = f", it is {_shorten(now)} now (run the file again)" if now else ""
