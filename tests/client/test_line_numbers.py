@@ -10,7 +10,7 @@ from taskyard import testing
 from taskyard.campaign import line_names
 from taskyard.campaign.line_names import line_name
 from taskyard.campaign.reader import read_campaign
-from taskyard.campaign.submit_campaign import submit_campaign
+from taskyard.campaign.submitter import submit_campaign
 from taskyard.client.line_numbers import NumberedFile, NumberedLine
 from taskyard.errors import UnknownName, UserError
 from tests.kit.clients import internal

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec import Struct
 
-from taskyard.campaign import parquet, shell_lines, zmailer
+from taskyard.campaign import other_systems, shell_lines, tables
 from taskyard.campaign.lines import InvalidCampaign, file_label, strip_bom
 
 if TYPE_CHECKING:
@@ -102,9 +102,9 @@ def choose_by_content(path: str, start: bytes, *, is_whole: bool) -> FormatChoic
 
     `is_whole`: the file has no more bytes.
     """
-    if start.startswith(parquet.MAGIC):
+    if start.startswith(tables.MAGIC):
         return FormatChoice(Format.PARQUET, "it begins with PAR1", by_content=True)
-    if zmailer.START.match(start):
+    if other_systems.START.match(start):
         reason = "it begins like a transport control file"
         return FormatChoice(Format.ZMAILER, reason, by_content=True)
     label = file_label(path)

@@ -62,7 +62,7 @@ class TaskGroup(Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        """What is printed before their counts, with a colon."""
+        """The words before their counts, with a colon."""
         return f"campaign {escape_line(self.campaign)}: " if self.campaign else ""
 
 

@@ -15,9 +15,9 @@ from taskyard.campaign.reader import (
     default_campaign_name,
     read_campaign,
     reject_unknown_dependencies,
+    write_rejected,
 )
-from taskyard.campaign.rejects import write_rejected
-from taskyard.campaign.submit_campaign import submit_campaign
+from taskyard.campaign.submitter import submit_campaign
 from taskyard.cli.connection import connect_client
 from taskyard.cli.documents import BadLine, LoadDocument, LoadDryRunDocument, LoadWaitDocument
 from taskyard.cli.format import escape_line, format_count
@@ -32,7 +32,7 @@ from taskyard.errors import ExitCode, UserError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taskyard.campaign.rejects import RejectedRow
+    from taskyard.campaign.reader import RejectedRow
     from taskyard.campaign.shell_lines import SkippedLines
 
 #: Bad lines that are printed. The others are counted, and --skip-bad writes them all.

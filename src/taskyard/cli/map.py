@@ -83,7 +83,7 @@ STDIN_SECONDS: Final = 0.1
 
 
 class RowDoor(Struct, frozen=True):
-    """What differs between the commands that run rows: `map`, and `run` with a command."""
+    """The defaults of a command that runs rows: `map`, or `run` with a command."""
 
     #: Tasks get a made-up campaign if none is given. Else they belong to none.
     makes_campaign: bool = False

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskyard.campaign.detection import Format
 from taskyard.campaign.reader import default_campaign_name
-from taskyard.campaign.submit_campaign import submit_campaign
+from taskyard.campaign.submitter import submit_campaign
 from taskyard.campaign.task_spec import resources_of, service_of
 from taskyard.cli.connection import broker_location, given_location
 from taskyard.cli.file_tasks import (
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
     from taskyard.campaign.reader import LoadedCampaign
-    from taskyard.campaign.submit_campaign import SubmitResult
+    from taskyard.campaign.submitter import SubmitResult
     from taskyard.cli.local_service import LocalService
     from taskyard.client.futures import Future
     from taskyard.client.internal import InternalClient

@@ -85,7 +85,7 @@ class RunEnd(Struct):
 
 
 class RunReport(NamedTuple):
-    """What is reported of the run of a file."""
+    """The facts of a run of a file, to be reported."""
 
     options: RunOptions
     loaded: LoadedCampaign

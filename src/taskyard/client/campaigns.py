@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from taskyard.campaign.batches import bundle_submission, encode_text
-from taskyard.campaign.bundles import assign_lanes, expand_row
-from taskyard.campaign.task_spec import service_of
+from taskyard.campaign.task_spec import assign_lanes, expand_row, service_of
 from taskyard.client import commands, requests
 from taskyard.client import progress as drawing
 from taskyard.client.exchanges import OfClient, RunnerT, exchange_method, listing_method

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from taskyard.campaign.detection import Format
-from taskyard.campaign.reader import default_campaign_name
-from taskyard.campaign.rejects import write_rejected
+from taskyard.campaign.reader import default_campaign_name, write_rejected
 from taskyard.campaign.shell_lines import count_skipped
 from taskyard.cli.connection import connect_client
 from taskyard.cli.format import escape_line, format_count, format_duration
