@@ -7,8 +7,14 @@ from typing import Any, cast
 import pytest
 
 from taskyard.campaign.reader import LoadedCampaign
-from taskyard.cli.file_tasks import FileTasks, RunCounts
-from taskyard.cli.run_report import RunEnd, RunOptions, RunReport, print_reports
+from taskyard.cli.run_report import (
+    FileTasks,
+    RunCounts,
+    RunEnd,
+    RunOptions,
+    RunReport,
+    print_reports,
+)
 from taskyard.cli.wait import SLOW_SECONDS_MIN
 from taskyard.client.internal import InternalClient
 from taskyard.core.states import TaskState

@@ -13,9 +13,8 @@ import pytest
 
 from taskyard.campaign.line_names import line_name
 from taskyard.campaign.reader import read_campaign
-from taskyard.cli.file_tasks import RunCounts
 from taskyard.cli.offline import OfflineClient
-from taskyard.cli.run_report import RunEnd, RunOptions, RunReport, print_reports
+from taskyard.cli.run_report import RunCounts, RunEnd, RunOptions, RunReport, print_reports
 from taskyard.client import stalls
 from tests.kit.processes import (
     AT_THE_GATE,

@@ -1,6 +1,6 @@
 """Files of other systems: WfCommons' JSON, and ZMailer's transport control files.
 
-WfCommons has schema 1.5 (1.6 adds nothing that we read). The name of a task is its `id`. It waits for
+WfCommons has schema 1.5 (1.6 adds nothing that we read). A task is named by its `id`. It waits for
 its `parents`, and for tasks that list it under `children`. Commands and run times are under
 `execution`. Line numbers are positions in the list. A replay sleeps for each task's run time.
 

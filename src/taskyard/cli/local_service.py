@@ -26,9 +26,9 @@ from taskyard.cli.connection import (
     connect_to,
     removed_if_unused,
 )
-from taskyard.cli.file_tasks import TaskGroup
 from taskyard.cli.format import format_count
 from taskyard.cli.options import CliContext
+from taskyard.cli.run_report import TaskGroup
 from taskyard.cli.worker_options import given_resource_options, jobs_of_workers, local_machine
 from taskyard.core.resources import (
     CPUS,

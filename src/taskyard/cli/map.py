@@ -20,13 +20,8 @@ from msgspec import Struct
 from taskyard.campaign.task_spec import resources_of
 from taskyard.cli.connection import broker_location, given_location, stream_parts
 from taskyard.cli.documents import MapSubmitDocument, RunDocument
-from taskyard.cli.file_tasks import (
-    EndedRows,
-    FailedTasks,
-    TaskGroup,
-    check_journal,
-)
 from taskyard.cli.format import escape_line, format_count
+from taskyard.cli.input_rows import map_input, one_input
 from taskyard.cli.local_service import (
     UNSTARTED,
     call_problem,
@@ -37,21 +32,32 @@ from taskyard.cli.local_service import (
     make_worker_spec,
     own_state_in_task,
 )
-from taskyard.cli.map_input import map_input, one_input
 from taskyard.cli.map_output import FUTURES_MAX, FailureCounter, FutureWindow, LiveLines, MapOutput
-from taskyard.cli.map_work import MapWork, kept_options, print_commands, row_submitter, task_pattern
 from taskyard.cli.options import CliContext
 from taskyard.cli.output import (
+    OutputDirectory,
     print_document,
 )
-from taskyard.cli.output_directory import OutputDirectory
 from taskyard.cli.progress import ProgressBar
 from taskyard.cli.run_policy import EarlyStop, RunPolicy, StoppedEarly
-from taskyard.cli.run_report import run_failure
+from taskyard.cli.run_report import (
+    EndedRows,
+    FailedTasks,
+    TaskGroup,
+    check_journal,
+    run_failure,
+)
 from taskyard.cli.task_options import (
     explain_refusal,
     is_readable,
     warn_unused_stdin,
+)
+from taskyard.cli.templates import (
+    MapWork,
+    kept_options,
+    print_commands,
+    row_submitter,
+    task_pattern,
 )
 from taskyard.core.identity import spelling
 from taskyard.core.model import Refusal
@@ -69,9 +75,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from concurrent.futures import Future as AnyFuture
 
-    from taskyard.cli.input_rows import InputRow
+    from taskyard.cli.input_rows import InputRow, MapInput
     from taskyard.cli.local_service import LocalService
-    from taskyard.cli.map_input import MapInput
     from taskyard.cli.options import CliContext
     from taskyard.client.futures import Future
     from taskyard.client.internal import InternalClient

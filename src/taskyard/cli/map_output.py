@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from concurrent.futures import Future as AnyFuture
 
-    from taskyard.cli.file_tasks import TaskGroup
     from taskyard.cli.input_rows import InputRow
     from taskyard.cli.options import CliContext
     from taskyard.cli.run_policy import EarlyStop
+    from taskyard.cli.run_report import TaskGroup
     from taskyard.client.futures import Future
     from taskyard.client.internal import InternalClient
     from taskyard.core.events import Scope

@@ -15,16 +15,8 @@ from taskyard.campaign.reader import default_campaign_name
 from taskyard.campaign.submitter import submit_campaign
 from taskyard.campaign.task_spec import resources_of, service_of
 from taskyard.cli.connection import broker_location, given_location
-from taskyard.cli.file_tasks import (
-    UNSETTLED,
-    FailedTasks,
-    FileTasks,
-    TaskGroup,
-    check_journal,
-)
 from taskyard.cli.format import escape_line, format_count
 from taskyard.cli.input_rows import InputRow
-from taskyard.cli.load import file_options, read_or_report, report_rejected
 from taskyard.cli.local_service import (
     call_problem,
     check_resources,
@@ -36,7 +28,7 @@ from taskyard.cli.local_service import (
 from taskyard.cli.map import MapStop, RowDoor, open_output, print_results
 from taskyard.cli.map_output import FutureWindow
 from taskyard.cli.options import CliContext
-from taskyard.cli.output_directory import OutputDirectory
+from taskyard.cli.output import OutputDirectory
 from taskyard.cli.progress import ProgressBar
 from taskyard.cli.run_policy import (
     EarlyStop,
@@ -44,13 +36,19 @@ from taskyard.cli.run_policy import (
     StoppedEarly,
 )
 from taskyard.cli.run_report import (
+    UNSETTLED,
+    FailedTasks,
+    FileTasks,
     RunEnd,
     RunOptions,
     RunReport,
+    TaskGroup,
+    check_journal,
     print_reports,
     resume_command,
     summary_of,
 )
+from taskyard.cli.submit import file_options, read_or_report, report_rejected
 from taskyard.cli.wait import wait_target
 from taskyard.core.events import UnknownPolicy
 from taskyard.core.identity import spelling

@@ -13,11 +13,9 @@ import click
 
 from taskyard.campaign.detection import Format
 from taskyard.cli.command import Command
-from taskyard.cli.input_rows import SEPARATORS
-from taskyard.cli.map_input import input_options
+from taskyard.cli.input_rows import SEPARATORS, input_options
 from taskyard.cli.options import raw_option
-from taskyard.cli.output import example
-from taskyard.cli.output_directory import output_option
+from taskyard.cli.output import example, output_option
 from taskyard.cli.run_policy import run_policy_options
 from taskyard.cli.scopes import complete_campaign
 from taskyard.cli.task_options import TaskKey, task_options
@@ -282,7 +280,7 @@ def _run_command(
 
 def _run_files(cli_context: CliContext, files: Sequence[str], values: dict[str, Any]) -> ExitCode:
     if values["dry_run"] or not values["wait"]:
-        from taskyard.cli.load import load_file  # noqa: PLC0415
+        from taskyard.cli.submit import load_file  # noqa: PLC0415
 
         return max(load_file(cli_context, file, values) for file in files)
     from taskyard.cli.run import run_files  # noqa: PLC0415
@@ -377,7 +375,7 @@ def load(context: click.Context, /, files: tuple[str, ...], **values: Any) -> Ex
     if len(files) > 1 or values["rejects"] is not None:
         option = "several files" if len(files) > 1 else "--rejects"
         raise UserError(f"{option}: needs --spark")
-    from taskyard.cli.load import load_file  # noqa: PLC0415
+    from taskyard.cli.submit import load_file  # noqa: PLC0415
 
     return load_file(context.obj, files[0], values)
 

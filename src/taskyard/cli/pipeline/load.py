@@ -14,13 +14,13 @@ from taskyard.campaign.reader import default_campaign_name, write_rejected
 from taskyard.campaign.shell_lines import count_skipped
 from taskyard.cli.connection import connect_client
 from taskyard.cli.format import escape_line, format_count, format_duration
-from taskyard.cli.load import file_options, print_rejected, skipped_text
 from taskyard.cli.options import CliContext
 from taskyard.cli.output import print_document
 from taskyard.cli.pipeline.documents import BadRow, PipelineLoadDocument, PipelineLoadDryRunDocument
 from taskyard.cli.pipeline.group import require_spark
 from taskyard.cli.pipeline.progress import started_session
 from taskyard.cli.progress import ProgressBar
+from taskyard.cli.submit import file_options, print_rejected, skipped_text
 from taskyard.client import discovery
 from taskyard.core.events import UnknownPolicy
 from taskyard.core.limits import SECOND_NS
