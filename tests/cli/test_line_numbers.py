@@ -42,7 +42,7 @@ def test_numbers_are_known_to_the_broker_after_sigkill(
         (tmp_path / "cmds.txt").write_text("echo new\n" + COMMANDS)
         code, out, err = call("cancel", "cmds.txt:3")
         assert (code, out) == (2, "")
-        assert "the file has changed since it was loaded: it is no command now" in err
+        assert "cmds.txt:3: changed since the file was loaded, and is no command now" in err
         assert call("cancel", TWO).err == ""
 
 

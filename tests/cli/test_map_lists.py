@@ -23,13 +23,13 @@ from taskyard.campaign.lines import InvalidCampaign, blocks_of_lines
 from taskyard.cli import worker_options
 from taskyard.cli.entry import run, taskyard
 from taskyard.cli.input_rows import (
-    InputRow,
     ListFormat,
     array_indexes,
     list_rows,
     rows,
     split_lists,
 )
+from taskyard.cli.templates import InputRow
 from tests.cli.yard import Outcome
 from tests.kit.requirements import need
 

@@ -92,10 +92,10 @@ def test_number_of_a_line_that_has_changed_is_refused_with_its_text(
     file = load(client, tmp_path / "cmds.txt", TEXT)
     file.write_text("echo new\n" + TEXT)
     name = f"cmds/{line_name('echo a', 2)}"
-    text = f"cmds.txt:5: the file has changed since it was loaded: it is 'echo b' now .*{name}"
+    text = f"cmds.txt:5: changed since the file was loaded, to 'echo b' .*{name}"
     with pytest.raises(UserError, match=text):
         client.resolve(["cmds.txt:5"])
-    with pytest.raises(UserError, match=r"cmds/4: .*: it is no command now"):
+    with pytest.raises(UserError, match=r"cmds/4: changed since .*, and is no command now"):
         client.resolve(["cmds/4"])
     load(client, file, file.read_text())
     assert client.resolve(["cmds.txt:5"]) == [f"cmds/{line_name('echo b')}"]

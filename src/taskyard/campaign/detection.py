@@ -48,7 +48,7 @@ _TITLES: Final = {
     Format.ZMAILER: "ZMailer's control file",
 }
 
-#: Suffixes that name a format. For others, such as `.json` and `.txt`, the content decides.
+#: Suffixes that name a format. For other suffixes, such as `.json` and `.txt`, the content decides.
 SUFFIXES: Final = {
     ".jsonl": Format.JSONL,
     ".ndjson": Format.JSONL,
@@ -129,7 +129,7 @@ def choose_by_content(path: str, start: bytes, *, is_whole: bool) -> FormatChoic
 #: Control characters that no text has. Escape sequences of colours are text.
 _BINARY: Final = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 
-#: Lines with their numbers, without blank ones and comments.
+#: Lines with their numbers, without blank lines and comments.
 _Lines = list[tuple[int, str]]
 
 
@@ -321,5 +321,5 @@ def is_evident_command(line: str) -> bool:
     word = (rest.split() or [""])[0].lstrip("(").strip("'\"")
     if word in _COMMAND_WORDS or _PATH.fullmatch(word) or shutil.which(word) is not None:
         return True
-    # Words in capitals are keywords of Dockerfiles, SQL and others.
+    # Words in capitals are keywords of Dockerfiles, SQL and more.
     return not word.isupper() and _OPERATORS.search(line) is not None

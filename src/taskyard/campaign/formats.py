@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 class FileOptions(Struct, frozen=True):
     """Options for reading a file."""
 
-    #: None: detect it.
+    #: None if it is to be detected.
     format: Format | None = None
     #: WfCommons only: sleep for a task's run time instead of running it.
     replay: bool = False

@@ -5,7 +5,7 @@ its `parents`, and for tasks that list it under `children`. Commands and run tim
 `execution`. Line numbers are positions in the list. A replay sleeps for each task's run time.
 
 A control file is a message, and a line for each of its recipients. A recipient is a task, named by
-the number of the file and the offset of its line. Its lane is its channel and host. Its payload is
+the number of the file and the offset of its line. The lane is channel and host. The payload is
 the file's path in the transport directory, a tab and the host, as an agent reads it. Recipients
 that an agent has marked as done or failed are skipped.
 """
@@ -176,7 +176,7 @@ FILE_BYTES_MAX: Final = 256 * 1024 * 1024
 #: How the router begins a file.
 START: Final = re.compile(rb"(@ 0x[0-9a-f]+\n(v [^\n]+\n)?)?i [^\n]+\no [0-9]+\n")
 
-#: The first letters of lines: those that an agent needs before a recipient, those before a block
+#: The first letters of lines: what an agent needs before a recipient, what begins a block
 #: that ends with an empty line, and that of a recipient with alternatives.
 _NEEDED: Final = {b"i": "message file", b"l": "identification for logs", b"s": "sender"}
 _BLOCKS: Final = (b"m", b"M")

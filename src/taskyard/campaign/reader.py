@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 #: Bad lines after which reading stops: the format is probably wrong, and memory is limited.
 REJECTED_MAX: Final = 1_000_000
 
-#: Names of a cycle in a message. A longer one is cut in the middle.
+#: Names of a cycle in a message. A longer cycle is cut in the middle.
 CYCLE_NAMES_SHOWN: Final = 10
 
 REJECTED_SUFFIX: Final = ".rejected.jsonl"
@@ -133,9 +133,9 @@ class LoadedCampaign(Struct):
     lines: array[int]
     #: In the order of lines.
     rejected: list[RejectedRow]
-    #: Of all tasks whose line is good, including those in cycles and behind rejected ones.
+    #: Of all tasks whose line is good, including cycles and tasks behind rejected rows.
     summary: GraphSummary
-    #: Its format, and the skipped lines.
+    #: The format, and the skipped lines.
     choice: FormatChoice
     skipped: SkippedLines
 
@@ -201,7 +201,7 @@ class _CampaignReader(Struct):
 
 
 def _with_defaults(raw: dict[str, object], defaults: dict[str, object]) -> dict[str, object]:
-    """Return a row with defaults. Those of commands and calls are for such tasks only."""
+    """Return a row with defaults. Some are for commands and calls only."""
     is_plain = raw.get("payload") is not None
     more = {key: value for key, value in defaults.items() if not (is_plain and key in _OF_COMMANDS)}
     return more | {key: value for key, value in raw.items() if value is not None}
@@ -226,7 +226,7 @@ def read_campaign(path: str | Path, options: FileOptions | None = None) -> Loade
 
 
 def _check_graph(reading: _CampaignReader) -> LoadedCampaign:
-    """Reject tasks that are in a cycle or depend on a rejected task, and sort the others."""
+    """Reject tasks that are in a cycle or depend on a rejected task, and sort what is left."""
     specs, lines = reading.specs, reading.lines
     graph = graph_of(specs, reading.numbers)
     levels = levels_of(graph)
@@ -261,7 +261,7 @@ def _check_graph(reading: _CampaignReader) -> LoadedCampaign:
 
 
 def _is_first_of_bundle(spec: TaskSpec) -> bool:
-    """Return whether a task is the one that is reported when its bundle is rejected."""
+    """Return whether a task is the task that is reported when its bundle is rejected."""
     return spec.bundle_ref is None or not spec.bundle_ref.offset
 
 

@@ -112,7 +112,7 @@ class BatchSubmitter:
             raise Refused(text, code, (name,))
 
     def lane_problems(self, batch: Submission) -> list[TaskProblem]:
-        """Set the lanes of tasks that give none. Return those that their template does not fit."""
+        """Set the lanes of tasks that give none. Return tasks that their template does not fit."""
         self._requested(terms.service for terms in batch.terms)
         problems: list[TaskProblem] = []
         for row, wrong in self._templates.assign(batch):
@@ -153,7 +153,7 @@ class BatchSubmitter:
         return self._client.create(batch, self._unknown, after_campaigns=after_campaigns)
 
     def restart(self, batches: Iterable[Submission]) -> None:
-        """Start ended tasks again, and have others wait for their dependencies too.
+        """Start ended tasks again, and have other tasks wait for their dependencies too.
 
         Dependencies may be unknown: they may be in batches that are submitted next.
         """
@@ -218,18 +218,18 @@ class CampaignClient(SubmitClient, Protocol):
 
 
 class SubmitResult(Struct):
-    """How many tasks of a campaign were new, and the states of those that existed."""
+    """How many tasks of a campaign were new, and the states of tasks that existed."""
 
     new: int
     #: Tasks that existed before, by state.
     existing: Counter[TaskState]
-    #: The full names of those that had failed.
+    #: The full names of tasks that had failed.
     failed: list[str]
     #: How many were done and run again, because a file has changed.
     restarted: int = 0
-    #: The full names of those that were done and do not run again.
+    #: The full names of tasks that were done and do not run again.
     done: frozenset[str] = frozenset()
-    #: The full names of those that only wait for failed ones, if nothing was submitted.
+    #: The full names of tasks that only wait for failed tasks, if nothing was submitted.
     behind: list[str] = field(default_factory=list)
     #: Why the numbers of the lines were not recorded. Empty: they were, or there are none.
     unnumbered: str = ""
@@ -334,7 +334,7 @@ def _assign_bundle_lanes(submitter: BatchSubmitter, loaded: LoadedCampaign, camp
 def _check_batches(
     submitter: BatchSubmitter, batches: Iterable[Submission]
 ) -> tuple[list[int], list[bytes]]:
-    """Return how many tasks of each batch are new, and the names in batches with existing ones.
+    """Return how many tasks of each batch are new, and the names in batches with existing tasks.
 
     Raises `Refused` if a task would be refused.
     """
@@ -374,9 +374,9 @@ def _existing_tasks(
 def _changed(
     loaded: LoadedCampaign, campaign: str, existing: Mapping[str, _ExistingTask]
 ) -> list[TaskSpec]:
-    """Return the tasks that must run again after a change of their files, and those behind them.
+    """Return the tasks that must run again after a change of files, and the tasks behind them.
 
-    Tasks behind them that are not done only wait for them. A leased one is left alone.
+    Tasks behind them that are not done only wait for them. A leased task is left alone.
     """
     changed: dict[str, TaskSpec] = {}
     for spec in loaded.specs:  # dependencies first
@@ -392,7 +392,7 @@ def _changed(
 def _behind_failures(
     loaded: LoadedCampaign, campaign: str, states: Mapping[str, TaskState]
 ) -> list[str]:
-    """Return the blocked tasks that wait for failed ones only, directly or not."""
+    """Return the blocked tasks that wait for failed tasks only, directly or not."""
     behind: dict[str, None] = {}
     for spec in loaded.specs:  # dependencies first
         name = spelling(campaign, spec.name)

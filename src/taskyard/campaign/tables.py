@@ -91,7 +91,7 @@ def _separator(header: str) -> str:
 
 
 def _columns(cells: Sequence[str], place: str) -> list[str]:
-    """Return the names of the columns. Raises `InvalidCampaign` for unknown or repeated ones."""
+    """Return the names of the columns. Raises `InvalidCampaign` for unknown or repeated columns."""
     names = [cell.strip() for cell in cells]
     for name in names:
         check_column(name, place)

@@ -1,4 +1,4 @@
-"""One task as a user writes it: its keys, and the one place that checks them.
+"""A task as a user writes it: its keys, and the only check of them.
 
 Files, the command line and Python all make a dict with these keys and pass it to `check_task`. A
 row with recipients is a bundle (fan-out): one payload, and a task for each recipient. The format of
@@ -63,9 +63,9 @@ class TaskSpec(Struct, kw_only=True, gc=False, omit_defaults=True):
     kwargs: dict[str, object] | None = None
     #: Bytes for a worker's own code.
     payload: bytes | None = None
-    #: Its dependencies, without duplicates.
+    #: The tasks that it waits for, without duplicates.
     after: tuple[str, ...] = ()
-    #: None: `exec` for a command, `call` for a call, `default` for a payload.
+    #: None means `exec` for a command, `call` for a call, `default` for a payload.
     service: str | None = None
     #: "" for the service's open lane.
     lane: str = ""

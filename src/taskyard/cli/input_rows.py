@@ -11,9 +11,8 @@ import csv
 import heapq
 import re
 import shlex
-from hashlib import blake2b
 from itertools import chain, count, islice, pairwise, product, zip_longest
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 import msgspec
@@ -32,7 +31,7 @@ from taskyard.campaign.lines import (
     text_error,
 )
 from taskyard.campaign.values import shown
-from taskyard.cli.templates import RowShape, template_keys
+from taskyard.cli.templates import InputRow, MapInput, RowShape, template_keys
 from taskyard.core.limits import PAYLOAD_BYTES_MAX
 from taskyard.errors import UserError
 
@@ -43,38 +42,8 @@ if TYPE_CHECKING:
     from taskyard.cli.options import CommandFunction
 
 
-#: Cell separators. The first one that the header contains is used.
+#: Cell separators. The first that the header contains is used.
 _SEPARATORS: Final = (",", ";", "\t")
-
-
-class InputRow(Struct):
-    """The input of one task."""
-
-    #: Counts from 1, without blank lines.
-    number: int
-    #: `FILE:LINE`, for messages.
-    place: str
-    text: str
-    #: The argument of a function: the text, or a decoded value.
-    value: object
-    #: The fields of a table row or JSON object. None for plain lines.
-    fields: dict[str, object] | None = None
-    #: The numbered columns. Then the value is the list of their values. None: not numbered.
-    cells: Sequence[str] | None = None
-    #: The cells of a table row, which have numbers beside the names of their columns.
-    table_cells: Sequence[str] | None = None
-    #: A block of input that becomes stdin.
-    block: bytes | None = None
-    #: Variables of this task.
-    env: dict[str, str] | None = None
-
-    def identity(self) -> str:
-        """Return the text by which a task is recognised. Equal values give equal texts."""
-        if self.block is not None:
-            return f"block {blake2b(self.block, digest_size=16).hexdigest()}"
-        if self.fields is not None:
-            return msgspec.json.encode(self.fields, order="sorted").decode()
-        return self.text if self.cells is None else "\0".join(self.cells)
 
 
 def rows(kind: str, path: str = STDIN) -> Iterator[InputRow]:
@@ -84,7 +53,7 @@ def rows(kind: str, path: str = STDIN) -> Iterator[InputRow]:
 
 
 def placed_texts(path: str, separator: bytes = NEWLINE) -> Iterator[tuple[str, str]]:
-    """Yield all lines of a file, also blank ones, each with its `FILE:LINE`."""
+    """Yield all lines of a file, also blank lines, each with its `FILE:LINE`."""
     with open_input(path) as stream:
         yield from _texts(stream, file_label(path), separator)
 
@@ -130,7 +99,7 @@ def _object_rows(stream: Stream, label: str) -> Iterator[InputRow]:
 
 
 class _CsvLines:
-    """Lines for the CSV reader. Keeps those that make up the current row."""
+    """Lines for the CSV reader. Keeps the lines of the current row."""
 
     def __init__(self, stream: Stream, label: str) -> None:
         self._texts = _texts(stream, label)
@@ -198,7 +167,7 @@ SEPARATORS: Final = {
     "::::+": (True, True),
 }
 
-#: One range of --array: `7`, `1-10` or `0-15:4`.
+#: A range of --array: `7`, `1-10` or `0-15:4`.
 _RANGE: Final = re.compile(r"(\d{1,18})(?:-(\d{1,18})(?::(\d{1,18}))?)?", re.ASCII)
 
 #: Ranges with Slurm's limit of tasks at once.
@@ -216,7 +185,7 @@ class ValueList(Struct):
     values: Sequence[str] = ()
     #: The file. Empty: the values are above.
     path: str = ""
-    #: Whether its values belong to those of the list before.
+    #: Whether its values belong to the values of the list before.
     is_linked: bool = False
 
 
@@ -483,22 +452,6 @@ def input_options(command: CommandFunction) -> CommandFunction:
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
-
-
-class MapInput(NamedTuple):
-    """The input of a map."""
-
-    #: The command or the arguments of a call, with templates.
-    words: tuple[str, ...]
-    shape: RowShape
-    #: Opens the input and yields the rows.
-    rows: Callable[[], Iterator[InputRow]]
-    #: Whether the rows come from stdin.
-    is_stdin: bool = False
-    #: The most tasks in flight. None: the default.
-    tasks_max: int | None = None
-    #: Whether the line or the values are appended to a command without templates.
-    is_appended: bool = False
 
 
 def map_input(argv: Sequence[str], values: dict[str, Any], warn: Callable[[str], None]) -> MapInput:

@@ -1,4 +1,4 @@
-"""The broker of `map` and `run`: the running one, or their own with workers until they end.
+"""The broker of `map` and `run`: a running broker, or their own with workers until they end.
 
 Owns which of several commands on one state directory starts the broker, and what happens to the
 others when that one ends: one of them starts the next broker on the same state and continues. All
@@ -163,7 +163,7 @@ def _worker_option(name: bytes, amount: int) -> str:
 
 
 class LocalService:
-    """A broker on a state directory: a running one, or one that this command starts.
+    """A broker on a state directory: a running broker, or a broker that this command starts.
 
     `open` it before use, and `close` it.
     """
@@ -189,7 +189,7 @@ class LocalService:
         self._worker_spec = worker_spec
         self._check_own = check_own
         self._early_workers = early_workers
-        #: Whether the broker continues when this command and others like it have ended.
+        #: Whether the broker continues when this and similar commands have ended.
         self.is_lasting = True
         #: Why no task can run any more. Empty while tasks can run.
         self.exit_reason = ""
@@ -241,10 +241,10 @@ class LocalService:
             )
 
     def stop_tasks(self, group: TaskGroup, *, finish_running: bool, is_resumable: bool) -> None:
-        """Let no more tasks of a run start, and end running ones unless they shall finish.
+        """Let no more tasks of a run start, and end running tasks unless they shall finish.
 
         Tasks of an own broker stay queued if they are resumable, and run when it is started again.
-        Others are cancelled. Returns when all tasks that shall finish have settled.
+        Other tasks are cancelled. Returns when all tasks that shall finish have settled.
         """
         supervisor = self._supervisor
         self.finish_running = finish_running
@@ -262,7 +262,7 @@ class LocalService:
             self.client.status()  # futures of tasks that ended before this reply are settled
 
     def _await_running(self, group: TaskGroup) -> None:
-        """Wait for the running tasks of a run on a broker of others."""
+        """Wait for the running tasks of a run on a running broker."""
         is_reported = False
         while any(self.client.tasks(group.scope(TaskState.LEASED))):
             if not is_reported:
@@ -271,7 +271,7 @@ class LocalService:
             time.sleep(POLL_SECONDS)
 
     def mark_temporary(self, group: TaskGroup) -> None:
-        """Have the tasks of a run cancelled by a later command if this one is killed.
+        """Have the tasks of a run cancelled by a later command if this command is killed.
 
         A broker that lasts runs them instead.
         """

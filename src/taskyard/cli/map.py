@@ -75,9 +75,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from concurrent.futures import Future as AnyFuture
 
-    from taskyard.cli.input_rows import InputRow, MapInput
     from taskyard.cli.local_service import LocalService
     from taskyard.cli.options import CliContext
+    from taskyard.cli.templates import InputRow, MapInput
     from taskyard.client.futures import Future
     from taskyard.client.internal import InternalClient
     from taskyard.process.supervisor import WorkerSpec
@@ -127,7 +127,7 @@ def run_rows(
     _mention_stdin(cli_context, values, is_input=source.is_stdin)
     if not source.is_stdin or is_readable(STDIN_SECONDS):
         rows = source.rows()
-        with EarlyStop(RunPolicy.of(values)):  # the rest of the first line may take long
+        with EarlyStop(RunPolicy.of(values)):  # the end of the first line may take long
             first = next(rows, None)
         if first is not None:
             work.encode(first)  # an error comes before anything is started
@@ -497,7 +497,7 @@ class MapStop:
             raise
 
     def end_output(self, answer: MapOutput, window: FutureWindow, error: BaseException) -> None:
-        """Stop the tasks, and print the results of those that have settled by then.
+        """Stop the tasks, and print the results of tasks that have settled by then.
 
         An interrupt ends the output at once, unless running tasks shall finish.
         """

@@ -37,15 +37,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from concurrent.futures import Future as AnyFuture
 
-    from taskyard.cli.input_rows import InputRow
     from taskyard.cli.options import CliContext
     from taskyard.cli.run_policy import EarlyStop
     from taskyard.cli.run_report import TaskGroup
+    from taskyard.cli.templates import InputRow
     from taskyard.client.futures import Future
     from taskyard.client.internal import InternalClient
     from taskyard.core.events import Scope
 
-#: The most failures that are printed. The others are only counted.
+#: The most failures that are printed. Later failures are only counted.
 FAILURES_SHOWN: Final = 20
 
 #: The most characters of an input that a failure shows.
@@ -111,7 +111,7 @@ class MapOutput:
         self._inputs: dict[str, _TaskInput] = {}
         #: Whether a result that does not end with a newline gets one.
         self._ends_lines = ends_lines
-        #: Whether results are printed by the tasks. Those of functions are returned.
+        #: Whether results are printed by the tasks. Functions return theirs.
         self.prints_results = True
         self._counts: Counter[str] = Counter()
         self.truncated = 0
@@ -122,7 +122,7 @@ class MapOutput:
         self._bar = ProgressBar(
             cli_context, group.campaign or "tasks", drawn=not sys.stdout.isatty()
         )
-        #: Tasks that have settled, also those whose results wait for others before them.
+        #: Tasks that have settled, also if their results wait for earlier tasks.
         self._meter = _SettledMeter(self._bar)
 
     def __enter__(self) -> Self:
@@ -222,8 +222,8 @@ class MapOutput:
     def _outcome(self, future: Future) -> tuple[str, Iterable[bytes], str]:
         """Return the state, the parts of the result, and the reason of a settled task.
 
-        The reason of a done task is that its result is truncated. The result of a failed one is the
-        stdout of its last attempt. Errors that are not about the task are raised.
+        The reason of a done task is that its result is truncated. The result of a failed task is
+        the stdout of its last attempt. Errors that are not about the task are raised.
         """
         if future.cancelled():
             return "cancelled", (), f"task {future.full_name} was cancelled"
@@ -243,14 +243,14 @@ class MapOutput:
         raise error
 
     def _kept(self, name: str, stream: str = "stdout") -> Iterator[bytes]:
-        """Yield what is kept of a stream of a task's last attempt, and report the rest."""
+        """Yield what is kept of a stream of a task's last attempt, and report what is missing."""
         try:
             yield from self._parts(name, stream)
         except (BytesDamaged, BytesMissing, BytesTruncated) as error:
             self._report(str(error))
 
     def _write_result(self, name: str, parts: Iterable[bytes]) -> None:
-        """Write the result of a task, or the rest of it if lines were printed before."""
+        """Write the result of a task, without lines that were printed before."""
         with self.live.lock if self.live is not None else nullcontext():
             skipped = 0 if self.live is None else self.live.printed(name)
             rest = _after(parts, skipped)
@@ -460,7 +460,7 @@ class FutureWindow:
         self._raise_error()
 
     def finish_settled(self) -> int:
-        """Wait until the settled futures are passed on. Return the number of the others."""
+        """Wait until the settled futures are passed on. Return how many are not settled."""
         self._stop.set_result(None)
         self._queue.put(None)
         self._ended.wait()

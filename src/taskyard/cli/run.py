@@ -1,6 +1,6 @@
 """The run of files of tasks: from their submission until all are settled.
 
-Uses the running broker, or an own one with workers. Prints outputs as `map` does.
+Uses the running broker, or an own broker with workers. Prints outputs as `map` does.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from taskyard.campaign.submitter import submit_campaign
 from taskyard.campaign.task_spec import resources_of, service_of
 from taskyard.cli.connection import broker_location, given_location
 from taskyard.cli.format import escape_line, format_count
-from taskyard.cli.input_rows import InputRow
 from taskyard.cli.local_service import (
     call_problem,
     check_resources,
@@ -49,6 +48,7 @@ from taskyard.cli.run_report import (
     summary_of,
 )
 from taskyard.cli.submit import file_options, read_or_report, report_rejected
+from taskyard.cli.templates import InputRow
 from taskyard.cli.wait import wait_target
 from taskyard.core.events import UnknownPolicy
 from taskyard.core.identity import spelling
@@ -78,7 +78,7 @@ _ENDED: Final = (TaskState.DONE, TaskState.FAILED, TaskState.CANCELLED)
 
 
 def run_files(cli_context: CliContext, files: Sequence[str], values: dict[str, Any]) -> ExitCode:
-    """Run the tasks of files, each a campaign, on the running broker or on an own one."""
+    """Run the tasks of files, each a campaign, on the running broker or on its own."""
     plans, policy = _plans(cli_context, files, values), RunPolicy.of(values)
     services = [service for plan in plans for service in _services(plan.loaded)]
     worker_spec = make_worker_spec(cli_context, values, services)
@@ -138,7 +138,7 @@ _ONE_FILE: Final = ("campaign", "report")
 def _run_all(
     runs: Sequence[_FileRun], service: LocalService, policy: RunPolicy, began: float
 ) -> None:
-    """Submit the tasks of all files, and wait for them in this order until one is stopped."""
+    """Submit the tasks of all files, and wait for them in this order until a run is stopped."""
     stopped: StoppedEarly | None = None
     for file_run in runs:
         file_run.submit()
@@ -191,9 +191,9 @@ class _FileRun:
         self.has_work = False
         #: Failures of earlier runs that are not retried.
         self._failed_before = 0
-        #: Full names of tasks whose outputs are not printed. None: only those of `_retried`.
+        #: Full names of tasks whose outputs are not printed. None to print only `_retried`.
         self._left_out: Collection[str] | None = ()
-        #: With --retry-failed-only: full names of failed tasks and of those behind them.
+        #: With --retry-failed-only: full names of failed tasks, and of tasks behind them.
         self._retried: list[str] = []
 
     def submit(self) -> None:

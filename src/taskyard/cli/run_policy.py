@@ -113,7 +113,7 @@ class RunPolicy(Struct, frozen=True):
         return self.max_failures is not None or self.timeout_ns is not None
 
     def left_after(self, seconds: float) -> RunPolicy:
-        """Return the policy for the rest of a run that has taken `seconds`."""
+        """Return the policy for a run that has taken `seconds`."""
         return structs.replace(self, seconds_before=seconds)
 
     @classmethod
@@ -132,7 +132,7 @@ class RunPolicy(Struct, frozen=True):
         )
 
     def announce(self, cli_context: CliContext, summary: RunSummary) -> None:
-        """Send the notification. Report a failed one, and raise nothing."""
+        """Send the notification. Report a failure, and raise nothing."""
         if self.notify is None:
             return
         try:

@@ -1,4 +1,4 @@
-"""The tasks of a run: which they are, their counts, those that are retried, and the report.
+"""The tasks of a run: which they are, their counts, what is retried, and the report.
 
 An edited file leaves tasks of removed lines in the campaign. A run reports the tasks of its file.
 The broker counts the whole campaign, so the other tasks are subtracted. Only failures and the
@@ -57,7 +57,7 @@ _ENDED_WITHOUT_RESULT: Final = (TaskState.FAILED, TaskState.CANCELLED)
 
 
 class TaskGroup(Struct, frozen=True):
-    """The tasks of a run: those of a campaign, or some outside any campaign."""
+    """The tasks of a run: a campaign, or some tasks outside any campaign."""
 
     #: Empty: they belong to none.
     campaign: str
@@ -67,7 +67,7 @@ class TaskGroup(Struct, frozen=True):
     name: str = ""
 
     def scope(self, *states: TaskState) -> Scope:
-        """Return the scope of these tasks, or of those in some states."""
+        """Return the scope of these tasks, or of the tasks in some states."""
         if self.name:
             return Scope(names=(encode_text(self.name),), states=states or None)
         campaign, match = encode_text(self.campaign), encode_text(self.match)
@@ -89,7 +89,7 @@ class TaskGroup(Struct, frozen=True):
 
 
 class RunCounts(Struct):
-    """The tasks of a file by state, and those of its campaign that are not in the file."""
+    """The tasks of a file by state, and other tasks of its campaign."""
 
     counts: dict[str, int]
     #: Tasks of the campaign with a truncated result.
@@ -148,7 +148,7 @@ class FileTasks:
         return unsettled
 
     def progress(self) -> dict[str, int]:
-        """Return the tasks by state without others that had ended at the start."""
+        """Return the tasks by state without other tasks that had ended at the start."""
         counts, _ = self._campaign_counts(self._client.status())
         return {state: number - self._ended[state] for state, number in counts.items()}
 
@@ -182,7 +182,7 @@ class FileTasks:
         return max((one["run"]["longest"] for one in health["services"]), default=0.0)
 
     def _campaign_counts(self, status: dict[str, Any]) -> tuple[dict[str, int], int]:
-        """Return the tasks of the campaign by state, and those with a truncated result."""
+        """Return the tasks of the campaign by state, and how many have a truncated result."""
         for one in status["campaigns"]:
             if one["name"] == self._campaign:
                 counts: dict[str, int] = one["counts"]
@@ -191,12 +191,12 @@ class FileTasks:
         return {state.name.lower(): 0 for state in TaskState}, 0
 
 
-#: States of tasks that workers may run while the failed ones are retried.
+#: States of tasks that workers may run while failed tasks are retried.
 _MAY_RUN: Final = ("delayed", "ready", "leased")
 
 
 def check_journal(cli_context: CliContext, campaign: str) -> None:
-    """Raise `UnknownName` if there is no journal, before one is created."""
+    """Raise `UnknownName` if there is no journal, before it is created."""
     if not has_journal(broker_location(cli_context).state):
         raise _unknown_campaign(campaign)
 
@@ -219,13 +219,13 @@ class FailedTasks:
 
     @property
     def runnable(self) -> int:
-        """How many other tasks of the campaign may run beside the failed ones."""
+        """How many other tasks of the campaign may run beside the failed tasks."""
         return sum(self._counts[state] for state in _MAY_RUN)
 
     def find(self) -> tuple[list[str], list[str]]:
-        """Return the full names of the failed tasks, and of those that are blocked behind them.
+        """Return the full names of the failed tasks, and of the tasks that are blocked behind them.
 
-        If other tasks may run, blocked ones may wait for those, and are left out.
+        If other tasks may run, blocked tasks may wait for them, and are left out.
         """
         states = [TaskState.FAILED] if self.runnable else [TaskState.FAILED, TaskState.BLOCKED]
         return self._names(states[:1]), self._names(states[1:]) if states[1:] else []
@@ -286,7 +286,7 @@ FAILURES_SHOWN_MAX: Final = 20
 #: The most characters of a shell command that a failure shows.
 COMMAND_SHOWN_MAX: Final = 60
 
-#: The reason of truncated results. Those of commands are kept whole.
+#: The reason of truncated results. Results of commands are kept whole.
 TRUNCATED: Final = (
     "truncated: agents and WMP workers send at most the last 1 MiB of a result (see `taskyard "
     "result NAME`)"
@@ -305,7 +305,7 @@ class RunOptions(Struct, frozen=True):
     skip_bad: bool
     retry_failed: bool
     as_json: bool
-    #: None: detected.
+    #: None if it is detected.
     form: Format | None = None
     #: Submit nothing, and wait for the failed tasks only.
     retry_failed_only: bool = False
@@ -503,7 +503,7 @@ class _ShellLine(NamedTuple):
     """A line of a file of commands."""
 
     number: int
-    #: Its command, shortened.
+    #: The command, shortened.
     command: str
 
 

@@ -40,7 +40,7 @@ from taskyard.cli.documents import (
     SubmitWaitDocument,
 )
 from taskyard.cli.format import escape_line, format_count
-from taskyard.cli.input_rows import InputRow, rows
+from taskyard.cli.input_rows import rows
 from taskyard.cli.options import CliContext
 from taskyard.cli.output import (
     OutputDirectory,
@@ -59,6 +59,7 @@ from taskyard.cli.task_options import (
     task_keys,
     warn_unused_stdin,
 )
+from taskyard.cli.templates import InputRow
 from taskyard.cli.wait import report, wait_for, wait_target
 from taskyard.client import campaigns
 from taskyard.core.events import UnknownPolicy

@@ -103,11 +103,11 @@ def results(
 ) -> ExitCode:
     """Print the results of tasks or of a campaign.
 
-    The result of a command is its whole stdout, that of a function its return value as JSON. Those
-    of named tasks are printed byte for byte, one after the other. On a terminal, control characters
+    The result of a command is its whole stdout, that of a function its return value as JSON.
+    Results of named tasks are printed byte for byte, in order. On a terminal, control characters
     are escaped (see --raw) and a missing last newline is added.
 
-    Those of a campaign have the task's name and a tab before every line, also the stdout of
+    Results of a campaign have the task's name and a tab before every line, also the stdout of
     commands that failed. They are in the order of submission. Tasks that the broker has dropped
     from memory come first, in the order in which they ended.
 
@@ -395,7 +395,7 @@ class _LogPrinter:
         self._is_empty = False
 
     def follow(self, attempt: int | None) -> None:
-        """Print an attempt until it ends, and those after it unless one was asked for."""
+        """Print an attempt until it ends, and later attempts unless a number was asked for."""
         self._attempt = attempt
         while True:
             live = self._print_new()
@@ -414,7 +414,7 @@ class _LogPrinter:
                 time.sleep(POLL_SECONDS)
 
     def finish(self, broker: ReadOnlyClient) -> None:
-        """Print the rest of the attempt that was followed, after the end of its broker."""
+        """Print the end of the attempt that was followed, after the end of its broker."""
         self._broker = broker
         while self._print_pages()[1]:
             pass
@@ -449,7 +449,7 @@ class _LogPrinter:
         return is_live, has_more
 
     def _is_stuck(self, view: dict[str, Any]) -> bool:
-        """Return whether a task waits for one that failed."""
+        """Return whether a task waits for a failed task."""
         if view["state"] != "blocked":
             return False
         return bool(self._broker.explain(self._name)["reason"] == "predecessor-failed")

@@ -17,12 +17,13 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 import msgspec
-from msgspec import structs
+from msgspec import Struct, structs
 
 from taskyard.campaign import lanes
 from taskyard.campaign.batches import encode_batch, encode_text
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from taskyard.campaign.task_spec import TaskSpec
-    from taskyard.cli.input_rows import InputRow, MapInput
     from taskyard.cli.options import CliContext
     from taskyard.cli.run_report import EndedRows, TaskGroup
     from taskyard.client.futures import Future
@@ -75,6 +75,36 @@ _WHOLE: Final = ("", *_PATH_PARTS)
 
 #: The value of a template that a row does not have.
 _MISSING: Final = object()
+
+
+class InputRow(Struct):
+    """The input of one task."""
+
+    #: Counts from 1, without blank lines.
+    number: int
+    #: `FILE:LINE`, for messages.
+    place: str
+    text: str
+    #: The argument of a function: the text, or a decoded value.
+    value: object
+    #: The fields of a table row or JSON object. None for plain lines.
+    fields: dict[str, object] | None = None
+    #: The numbered columns. Then the value is the list of their values. None: not numbered.
+    cells: Sequence[str] | None = None
+    #: The cells of a table row, which have numbers beside the names of their columns.
+    table_cells: Sequence[str] | None = None
+    #: A block of input that becomes stdin.
+    block: bytes | None = None
+    #: Variables of this task.
+    env: dict[str, str] | None = None
+
+    def identity(self) -> str:
+        """Return the text by which a task is recognised. Equal values give equal texts."""
+        if self.block is not None:
+            return f"block {blake2b(self.block, digest_size=16).hexdigest()}"
+        if self.fields is not None:
+            return msgspec.json.encode(self.fields, order="sorted").decode()
+        return self.text if self.cells is None else "\0".join(self.cells)
 
 
 class RowShape(NamedTuple):
@@ -108,6 +138,22 @@ class RowShape(NamedTuple):
             return "lines have no columns without --colsep, use {} {#} {.} {/} {//} or {/.}"
         last = "" if self.columns == 1 else f" to {{{self.columns}}}" if self.columns else " {2} …"
         return f"columns are numbered, use {{}} {{#}} {{1}}{last} or parts such as {{.}} and {{1/}}"
+
+
+class MapInput(NamedTuple):
+    """The input of a map."""
+
+    #: The command or the arguments of a call, with templates.
+    words: tuple[str, ...]
+    shape: RowShape
+    #: Opens the input and yields the rows.
+    rows: Callable[[], Iterator[InputRow]]
+    #: Whether the rows come from stdin.
+    is_stdin: bool = False
+    #: The most tasks in flight. None: the default.
+    tasks_max: int | None = None
+    #: Whether the line or the values are appended to a command without templates.
+    is_appended: bool = False
 
 
 class Template:
@@ -563,7 +609,7 @@ def row_submitter(
 ) -> Callable[[InputRow, bytes], Future]:
     """Return a function that submits tasks which differ in name, payload, lane and predecessors.
 
-    It retries those that are in `ended`.
+    It retries tasks in `ended`.
     """
     campaign = group.campaign
     pattern = task_pattern(campaign, values)
@@ -625,7 +671,7 @@ def _exists(client: InternalClient, full_name: str) -> bool:
 
 
 def kept_options(client: InternalClient, campaign: str, values: dict[str, Any]) -> list[str]:
-    """Return the options that differ from those of tasks which an earlier map has submitted.
+    """Return the options that differ from the tasks which an earlier map has submitted.
 
     The first task that is not done stands for all. A task keeps the terms of its submission.
     """

@@ -49,7 +49,7 @@ POLL_SECONDS: Final = 0.5
 #: The first interval where the broker has to be polled for settled tasks. It doubles.
 _LOOK_SECONDS_FIRST: Final = 0.02
 
-#: The most failures that are printed. The others are only counted.
+#: The most failures that are printed. Later failures are only counted.
 FAILURES_LISTED_MAX: Final = 20
 
 #: The extra time for a reply after --timeout.
@@ -262,7 +262,7 @@ class _CampaignTasks(_TargetBase):
         return settled
 
     def _count(self, timeout: float | None = None) -> bool:
-        """Update the counts. Return False if the campaign is not among the latest ones."""
+        """Update the counts. Return False if the campaign is not among the latest campaigns."""
         for one in self.client.status(timeout)["campaigns"]:
             if one["name"] == self.campaign:
                 self.counts = one["counts"]
@@ -368,7 +368,7 @@ def _target_from_options(
 
 
 def _names(client: InternalClient, names: Sequence[str], values: dict[str, Any]) -> list[str]:
-    """Return the full names of tasks, or of those that match the options now."""
+    """Return the full names of tasks, or of tasks that match the options now."""
     if names:
         return client.resolve(names)
     found = [full_name(view) for view in client.tasks(to_scope(values))]

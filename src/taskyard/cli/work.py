@@ -1,7 +1,7 @@
 """The commands that make tasks: `run`, `map`, `load` and `submit`.
 
-They have one set of options, which `run` explains. The others are thin names with other defaults.
-Owns the options and the choice of what is run. The modules `run`, `map`, `load` and `submit` do it.
+They have one set of options, which `run` explains. `map`, `load` and `submit` are thin names with
+other defaults. Owns the options and the choice of what is run, which other modules do.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from taskyard.cli.options import raw_option
 from taskyard.cli.output import example, output_option
 from taskyard.cli.run_policy import run_policy_options
 from taskyard.cli.scopes import complete_campaign
-from taskyard.cli.task_options import TaskKey, task_options
+from taskyard.cli.task_options import TaskKey, default_options, task_options
 from taskyard.cli.worker_options import service_options
 from taskyard.errors import ExitCode, UserError
 
@@ -244,7 +244,7 @@ def run(context: click.Context, /, files: tuple[str, ...], **values: Any) -> Exi
     return _run_files(cli_context, files, values)
 
 
-#: Options that a file excludes, and those that only a file has.
+#: Options that a file excludes, and options that only a file has.
 _OF_ROWS: Final = (
     *("lines", "csv", "jsonl", "array", "null", "colsep", "max_args", "json_lines", "pipe"),
     *("block", "stdin", "call", "payload", "after", "inputs", "outputs"),
@@ -280,12 +280,19 @@ def _run_command(
 
 def _run_files(cli_context: CliContext, files: Sequence[str], values: dict[str, Any]) -> ExitCode:
     if values["dry_run"] or not values["wait"]:
-        from taskyard.cli.submit import load_file  # noqa: PLC0415
-
-        return max(load_file(cli_context, file, values) for file in files)
+        return _load_files(cli_context, files, values)
     from taskyard.cli.run import run_files  # noqa: PLC0415
 
     return run_files(cli_context, files, values)
+
+
+def _load_files(cli_context: CliContext, files: Sequence[str], values: dict[str, Any]) -> ExitCode:
+    """Load files into a running broker, or only check them. Each is a campaign."""
+    from taskyard.cli.submit import load_file  # noqa: PLC0415  # not needed by `--help`
+
+    if len(files) > 1 and values["campaign"] is not None:
+        raise UserError(f"--campaign: needs one FILE, but there are {len(files)}")
+    return max(load_file(cli_context, file, values) for file in files)
 
 
 @click.command(
@@ -352,9 +359,9 @@ def map_rows(cli_context: CliContext, /, argv: tuple[str, ...], **values: Any) -
         "load 'campaigns/*.jsonl.gz' --campaign november --spark 'local[*]'",
     ),
 )
-@click.argument("files", nargs=-1, required=True, metavar="FILE")
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @lambda command: _add(command, (_DRY_RUN, _wait_option(default=False), *_FILE, *_SPARK))
-@task_options
+@default_options
 @click.pass_context
 def load(context: click.Context, /, files: tuple[str, ...], **values: Any) -> ExitCode:  # noqa: ANN401  # the options above
     """Load a file of tasks into a running broker.
@@ -366,18 +373,14 @@ def load(context: click.Context, /, files: tuple[str, ...], **values: Any) -> Ex
     - is stdin. The whole file is checked first. If a line is rejected, the command prints
     `FILE:LINE: reason`, submits nothing and exits 2. Loading the same file again has no effect.
     """
-    _refuse(context, _OF_ROWS, "is of single tasks, not of FILE")
     if values["spark"] is not None:
         from taskyard.cli.pipeline.load import load_with_spark  # noqa: PLC0415  # an extra
 
         _refuse(context, ("wait", *_TERMS), "can't be used with --spark")
         return load_with_spark(context.obj, files, values)
-    if len(files) > 1 or values["rejects"] is not None:
-        option = "several files" if len(files) > 1 else "--rejects"
-        raise UserError(f"{option}: needs --spark")
-    from taskyard.cli.submit import load_file  # noqa: PLC0415
-
-    return load_file(context.obj, files[0], values)
+    if values["rejects"] is not None:
+        raise UserError("--rejects: needs --spark")
+    return _load_files(context.obj, files, values)
 
 
 #: Options that are defaults for the tasks of a file.

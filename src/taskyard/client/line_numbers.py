@@ -105,9 +105,9 @@ def find(spelled: str) -> Exchange[NumberedLine | None]:
         raise UnknownName(f"{spelled}: no task on that line in the last load{text}", spelled)
     found = NumberedLine(file, line, name)
     if now is not None and not line_names.is_name_of(name, now):
-        changed = f"it is {_shorten(now)} now" if now else "it is no command now"
-        hint = f"run the file again, or give the task's name {found.full_name}"
-        raise UserError(f"{spelled}: the file has changed since it was loaded: {changed} ({hint})")
+        changed = f"to {_shorten(now)}" if now else "and is no command now"
+        hint = f"run the file again, or name the task {found.full_name}"
+        raise UserError(f"{spelled}: changed since the file was loaded, {changed} ({hint})")
     return found
 
 
