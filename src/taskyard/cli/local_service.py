@@ -30,31 +30,12 @@ from taskyard.cli.format import format_count
 from taskyard.cli.options import CliContext
 from taskyard.cli.run_report import TaskGroup
 from taskyard.cli.worker_options import given_resource_options, jobs_of_workers, local_machine
-from taskyard.core.resources import (
-    CPUS,
-    GPUS,
-    MEMORY,
-    fits,
-    format_amount,
-    format_bytes,
-    format_resources,
-    lacking,
-)
+from taskyard.core import resources
 from taskyard.core.states import TaskState
 from taskyard.errors import ClientClosed, Interrupted, NoBroker, UserError
 from taskyard.net import endpoints
-from taskyard.process import current_task
+from taskyard.process import current_task, locks
 from taskyard.process.fork import can_fork
-from taskyard.process.locks import (
-    LOCAL_FILE,
-    LOCK_FILE,
-    LocalLock,
-    MapLock,
-    forget_map,
-    is_orphaned,
-    killed_maps,
-    lock_holder,
-)
 from taskyard.process.machine import usable_cores
 from taskyard.process.supervisor import Supervisor, WorkerSpec, stop_signals_as_interrupt
 from taskyard.settings.keys import SERVICES
@@ -141,23 +122,23 @@ def call_problem(call: str, allow: Sequence[str]) -> str:
 def check_resources(subject: str, needed: Resources, worker_spec: WorkerSpec) -> None:
     """Raise `UserError` if no worker of this command has the resources of a task."""
     workers = [worker_spec.share(number + 1).resources() for number in range(worker_spec.workers)]
-    if any(fits(needed, dict(one)) for one in workers):
+    if any(resources.fits(needed, dict(one)) for one in workers):
         return
-    largest = max(workers, key=lambda one: -len(lacking(needed, dict(one))))
-    missing = lacking(needed, dict(largest))
+    largest = max(workers, key=lambda one: -len(resources.lacking(needed, dict(one))))
+    missing = resources.lacking(needed, dict(largest))
     raise UserError(
-        f"{subject}: needs {format_resources(missing)}, but a local worker has "
-        f"{format_resources(largest)} (give {_worker_option(*missing[0])})"
+        f"{subject}: needs {resources.format_resources(missing)}, but a local worker has "
+        f"{resources.format_resources(largest)} (give {_worker_option(*missing[0])})"
     )
 
 
 def _worker_option(name: bytes, amount: int) -> str:
     """Return the option that gives workers an amount of a resource."""
-    text = format_amount(name, amount)
-    if name == MEMORY:
-        text = format_bytes(amount, up=True).replace(" ", "").removesuffix("iB")
+    text = resources.format_amount(name, amount)
+    if name == resources.MEMORY:
+        text = resources.format_bytes(amount, up=True).replace(" ", "").removesuffix("iB")
     key = name.decode(errors="backslashreplace")
-    if name in (CPUS, GPUS, MEMORY):
+    if name in (resources.CPUS, resources.GPUS, resources.MEMORY):
         return f"--worker-{key} {text}"
     return f"--worker-resource {key}={text}"
 
@@ -195,8 +176,8 @@ class LocalService:
         self.exit_reason = ""
         #: Whether `close` waits for running tasks of an own broker. They run again otherwise.
         self.finish_running = True
-        self._lock: LocalLock | None = None
-        self._map_lock: MapLock | None = None
+        self._lock: locks.LocalLock | None = None
+        self._map_lock: locks.MapLock | None = None
         self._supervisor: Supervisor | None = None
         self._closing = threading.Event()
         self._is_main_thread = threading.current_thread() is threading.main_thread()
@@ -210,15 +191,15 @@ class LocalService:
             report_unused_options(self._cli_context)
 
     def _try_open(self) -> bool:
-        if lock_holder(self._state / LOCAL_FILE) is not None:
+        if locks.lock_holder(self._state / locks.LOCAL_FILE) is not None:
             self._await_broker_of_other()
             return self._connect_to_running(is_lasting=False)
-        if self._is_in_use() and not is_orphaned(self._state):
+        if self._is_in_use() and not locks.is_orphaned(self._state):
             return self._connect_to_running(is_lasting=True)
         return self._open_own()
 
     def _is_in_use(self) -> bool:
-        return lock_holder(self._state / LOCK_FILE) is not None
+        return locks.lock_holder(self._state / locks.LOCK_FILE) is not None
 
     def start_workers(self) -> None:
         """Start the workers of an own broker, unless they were started early."""
@@ -276,7 +257,9 @@ class LocalService:
         A broker that lasts runs them instead.
         """
         if not self.is_lasting:
-            self._map_lock = MapLock(self._state, group.campaign or f"{_NO_CAMPAIGN}{group.match}")
+            self._map_lock = locks.MapLock(
+                self._state, group.campaign or f"{_NO_CAMPAIGN}{group.match}"
+            )
 
     def unmark_temporary(self) -> None:
         """Undo `mark_temporary`, when no task of the campaign is left."""
@@ -298,9 +281,9 @@ class LocalService:
     def _await_broker_of_other(self) -> None:
         """Wait until the command that holds the lock has started its broker, or has ended."""
         deadline = time.monotonic() + START_SECONDS
-        files = self._state / LOCAL_FILE, self._state / LOCK_FILE
+        files = self._state / locks.LOCAL_FILE, self._state / locks.LOCK_FILE
         while time.monotonic() < deadline:
-            holder, broker = map(lock_holder, files)
+            holder, broker = map(locks.lock_holder, files)
             if holder is None or broker is not None:
                 return
             time.sleep(POLL_SECONDS / 10)
@@ -327,13 +310,13 @@ class LocalService:
     def _open_own(self) -> bool:
         """Start a broker and connect. Return False if another command was faster."""
         self._check_own()
-        lock = LocalLock.take(self._state)
+        lock = locks.LocalLock.take(self._state)
         if lock is None:
             return False
         if not self._may_start():
             lock.release()
             return False
-        killed = killed_maps(self._state)
+        killed = locks.killed_maps(self._state)
         status = self._start(lock, has_workers=self._early_workers and not killed)
         if status is None:
             self.client, self.is_lasting = self._connect(), False
@@ -354,7 +337,7 @@ class LocalService:
             group = TaskGroup("", match) if match != mark else TaskGroup(mark)
             scope = group.scope(*UNSTARTED, TaskState.LEASED)
             cancelled += self.client.cancel(scope, timeout=CANCEL_SECONDS)
-            forget_map(self._state, mark)
+            locks.forget_map(self._state, mark)
         if cancelled:
             self._cli_context.info(
                 f"cancelled {format_count(cancelled, 'task')} of an interrupted run"
@@ -364,14 +347,14 @@ class LocalService:
 
     def _may_start(self) -> bool:
         """Return whether no broker runs. The broker of a killed command ends soon."""
-        deadline = time.monotonic() + (ORPHAN_SECONDS if is_orphaned(self._state) else 0.0)
+        deadline = time.monotonic() + (ORPHAN_SECONDS if locks.is_orphaned(self._state) else 0.0)
         while self._is_in_use():
             if time.monotonic() >= deadline:
                 return False
             time.sleep(POLL_SECONDS / 10)
         return True
 
-    def _start(self, lock: LocalLock, *, has_workers: bool) -> int | None:
+    def _start(self, lock: locks.LocalLock, *, has_workers: bool) -> int | None:
         """Start a broker, perhaps with workers. Return its exit status if it did not start."""
         lock.write_holder()
         context = self._cli_context
@@ -429,7 +412,7 @@ class LocalService:
     def _follow(self) -> None:
         """Start a broker when the other command has ended, unless its broker was stopped."""
         while not self._closing.wait(POLL_SECONDS):
-            lock = LocalLock.take(self._state)
+            lock = locks.LocalLock.take(self._state)
             if lock is None:
                 continue
             if lock.was_stopped:
@@ -442,7 +425,7 @@ class LocalService:
                 lock.release()
             return
 
-    def _take_over(self, lock: LocalLock) -> None:
+    def _take_over(self, lock: locks.LocalLock) -> None:
         self._cli_context.info("the broker has ended with its command, starting another")
         self._early_workers = True
         try:
@@ -497,7 +480,7 @@ def own_state_in_task(cli_context: CliContext) -> Iterator[None]:
 
 
 @contextmanager
-def local_service(
+def open_service(
     cli_context: CliContext,
     worker_spec: WorkerSpec,
     *,

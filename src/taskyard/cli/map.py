@@ -17,21 +17,13 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from msgspec import Struct
 
+from taskyard import errors
 from taskyard.campaign.task_spec import resources_of
+from taskyard.cli import local_service
 from taskyard.cli.connection import broker_location, given_location, stream_parts
 from taskyard.cli.documents import MapSubmitDocument, RunDocument
 from taskyard.cli.format import escape_line, format_count
 from taskyard.cli.input_rows import map_input, one_input
-from taskyard.cli.local_service import (
-    UNSTARTED,
-    call_problem,
-    check_resources,
-    check_slots,
-    check_workers,
-    local_service,
-    make_worker_spec,
-    own_state_in_task,
-)
 from taskyard.cli.map_output import FUTURES_MAX, FailureCounter, FutureWindow, LiveLines, MapOutput
 from taskyard.cli.options import CliContext
 from taskyard.cli.output import (
@@ -62,14 +54,6 @@ from taskyard.cli.templates import (
 from taskyard.core.identity import spelling
 from taskyard.core.model import Refusal
 from taskyard.core.states import TaskState
-from taskyard.errors import (
-    ExitCode,
-    NoBroker,
-    OutputClosed,
-    Refused,
-    TaskyardError,
-    UserError,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -112,7 +96,7 @@ class RowDoor(Struct, frozen=True):
 
 def run_rows(
     cli_context: CliContext, argv: Sequence[str], values: dict[str, Any], door: RowDoor
-) -> ExitCode:
+) -> errors.ExitCode:
     """Run a command for each row of the input, or print what would run."""
     if values["retry_failed_only"]:
         _check_retry(values)
@@ -133,7 +117,7 @@ def run_rows(
             work.encode(first)  # an error comes before anything is started
         elif not cli_context.as_json:
             cli_context.info("no input: nothing to run")
-            return ExitCode.OK
+            return errors.ExitCode.OK
         given = chain(() if first is None else (first,), rows)
         source = source._replace(rows=lambda: given)
     return _run(cli_context, source, work, values, door)
@@ -145,7 +129,7 @@ def _run(
     work: MapWork,
     values: dict[str, Any],
     door: RowDoor,
-) -> ExitCode:
+) -> errors.ExitCode:
     """Submit a task per row of the input, and wait for them."""
     wait, group = values["wait"], door.group(values["campaign"])
     is_named = bool(values["campaign"] or door.name)
@@ -153,8 +137,8 @@ def _run(
     policy, began = RunPolicy.of(values), time.monotonic()
     is_anonymous = wait and not is_named
     with (
-        own_state_in_task(cli_context) if is_anonymous else nullcontext(),
-        local_service(
+        local_service.own_state_in_task(cli_context) if is_anonymous else nullcontext(),
+        local_service.open_service(
             cli_context,
             spec,
             check_own=partial(_check_own, cli_context, values, spec),
@@ -219,7 +203,7 @@ def _print_run(
 def _check_retry(values: dict[str, Any]) -> None:
     """Raise `UserError` for options that need the input, or waiting."""
     if not values["campaign"]:
-        raise UserError("--retry-failed-only: needs --campaign")
+        raise errors.UserError("--retry-failed-only: needs --campaign")
     for option, is_given in (
         ("--dry-run", values["dry_run"]),
         ("--no-wait", not values["wait"]),
@@ -227,10 +211,12 @@ def _check_retry(values: dict[str, Any]) -> None:
         ("--no-retry-failed", values["no_retry_failed"]),
     ):
         if is_given:
-            raise UserError(f"--retry-failed-only and {option} exclude each other")
+            raise errors.UserError(f"--retry-failed-only and {option} exclude each other")
 
 
-def _retry_failed(cli_context: CliContext, values: dict[str, Any], door: RowDoor) -> ExitCode:
+def _retry_failed(
+    cli_context: CliContext, values: dict[str, Any], door: RowDoor
+) -> errors.ExitCode:
     """Retry the failed tasks of a campaign, and print their results."""
     campaign, policy, began = values["campaign"], RunPolicy.of(values), time.monotonic()
     group = TaskGroup(campaign)
@@ -238,9 +224,9 @@ def _retry_failed(cli_context: CliContext, values: dict[str, Any], door: RowDoor
 
     def check_own() -> None:
         check_journal(cli_context, campaign)
-        check_workers(cli_context, spec)
+        local_service.check_workers(cli_context, spec)
 
-    with local_service(
+    with local_service.open_service(
         cli_context, spec, check_own=check_own, finish_running=policy.finish_running
     ) as service:
         client = service.client
@@ -266,7 +252,7 @@ def _retry_failed(cli_context: CliContext, values: dict[str, Any], door: RowDoor
 def _worker_spec(cli_context: CliContext, values: dict[str, Any]) -> WorkerSpec:
     """Return the workers of this command."""
     services = [values["service"]] if values["service"] else []
-    return make_worker_spec(cli_context, values, services)
+    return local_service.make_worker_spec(cli_context, values, services)
 
 
 def _mention_kept_options(
@@ -295,14 +281,16 @@ def _check_own(cli_context: CliContext, values: dict[str, Any], spec: WorkerSpec
         ("--payload", "" if values["payload"] is None else "needs a worker of your own"),
     ):
         if problem:
-            raise NoBroker(f"no broker is running, and {option} {problem} (start `taskyard up`)")
-    check_workers(cli_context, spec)
+            raise errors.NoBroker(
+                f"no broker is running, and {option} {problem} (start `taskyard up`)"
+            )
+    local_service.check_workers(cli_context, spec)
     call = values["call"]
-    if call is not None and (problem := call_problem(call, spec.allow)):
-        raise UserError(f"--call {call}: {problem}")
+    if call is not None and (problem := local_service.call_problem(call, spec.allow)):
+        raise errors.UserError(f"--call {call}: {problem}")
     slots = int(values["slots"] or 1)
-    check_slots(f"--slots {slots}", slots, spec)
-    check_resources("a task", resources_of(task_pattern("", values)), spec)
+    local_service.check_slots(f"--slots {slots}", slots, spec)
+    local_service.check_resources("a task", resources_of(task_pattern("", values)), spec)
 
 
 @contextmanager
@@ -310,14 +298,14 @@ def _refusal_hint(group: TaskGroup, values: dict[str, Any], work: MapWork) -> It
     """Rephrase a refusal of the broker in terms of options."""
     try:
         yield
-    except Refused as refused:
+    except errors.Refused as refused:
         name = "".join(refused.names[:1])
         option = "--name" if group.name else "--campaign"
         explained = explain_refusal(refused, f"task {name}", values, option)
         if refused.code == Refusal.CONFLICT.value:
             is_numbered = name.startswith(f"{group.campaign}/{group.campaign}-")
             hint = _NUMBERED if is_numbered else _NUMBER_USED if work.uses_number() else ""
-            explained = Refused(f"{explained}{hint}", refused.code, refused.names)
+            explained = errors.Refused(f"{explained}{hint}", refused.code, refused.names)
         raise explained from refused
 
 
@@ -347,7 +335,7 @@ def open_output(
     output.retry_hint = _retry_hint(cli_context, group, values)
     if values["line_buffer"]:
         if cli_context.as_json:
-            raise UserError("--line-buffer: can't be used with --json")
+            raise errors.UserError("--line-buffer: can't be used with --json")
         output.live = LiveLines(client, group.scope(TaskState.LEASED), output.write_live)
     if not values["output"]:
         yield output
@@ -423,7 +411,7 @@ def _submit(
     group: TaskGroup,
     futures: Iterable[Future],
     tasks_max: int,
-) -> ExitCode:
+) -> errors.ExitCode:
     wrong: list[BaseException] = []
 
     def taken(future: AnyFuture[Any]) -> None:
@@ -450,7 +438,7 @@ def _submit(
         click.echo(group.name)
     else:
         cli_context.info(f"{group.label}{format_count(number, 'task')} submitted")
-    return ExitCode.OK
+    return errors.ExitCode.OK
 
 
 class MapStop:
@@ -486,14 +474,14 @@ class MapStop:
             yield
             self._service.unmark_temporary()
         except BaseException as error:
-            is_input_wrong = isinstance(error, UserError)
-            with suppress(TaskyardError):  # the first error is reported
+            is_input_wrong = isinstance(error, errors.UserError)
+            with suppress(errors.TaskyardError):  # the first error is reported
                 if not self._service.is_lasting or (is_input_wrong and not self._is_named):
                     self._stop_tasks()
                 if is_input_wrong and self._is_named:
                     self._report_unfinished()
             if isinstance(error, BrokenPipeError):
-                raise OutputClosed(self.message("stdout was closed")) from None
+                raise errors.OutputClosed(self.message("stdout was closed")) from None
             raise
 
     def end_output(self, answer: MapOutput, window: FutureWindow, error: BaseException) -> None:
@@ -524,7 +512,7 @@ class MapStop:
 
     def _report_unfinished(self) -> None:
         """Report the tasks that were submitted before an error of the input, if there are any."""
-        scope = self._group.scope(*UNSTARTED, TaskState.LEASED)
+        scope = self._group.scope(*local_service.UNSTARTED, TaskState.LEASED)
         if unfinished := sum(1 for _ in self._service.client.tasks(scope)):
             tasks = format_count(unfinished, "unfinished task")
             self._cli_context.info(f"{self._group.label}{tasks}: {self._remedy()}")

@@ -17,21 +17,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 import click
 
+from taskyard import errors
 from taskyard.cli.documents import DOCUMENT_VERSION, MapTask
 from taskyard.cli.format import escape_line, full_name, shorten_middle
 from taskyard.cli.output import encode_json, text_or_base64, write_bytes, write_lines
 from taskyard.cli.progress import ProgressBar, format_counts
 from taskyard.cli.run_policy import RunSummary, StoppedEarly
 from taskyard.core.blobs import Result
-from taskyard.errors import (
-    BytesDamaged,
-    BytesMissing,
-    BytesTruncated,
-    ExitCode,
-    TaskBlocked,
-    TaskFailed,
-    TaskyardError,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -231,13 +223,13 @@ class MapOutput:
         if error is None:
             is_long = isinstance(future.result(), Result)
             return "done", self._parts(future.full_name) if is_long else (future.bytes(),), ""
-        if isinstance(error, BytesTruncated):
+        if isinstance(error, errors.BytesTruncated):
             kept = error.output
             end = kept.encode(errors="surrogateescape") if isinstance(kept, str) else kept
             return "done", (end,), str(error)
-        if isinstance(error, TaskBlocked):
+        if isinstance(error, errors.TaskBlocked):
             return "blocked", (), str(error)
-        if isinstance(error, TaskFailed):
+        if isinstance(error, errors.TaskFailed):
             has_stdout = future.has_stderr and self.prints_results
             return "failed", self._kept(future.full_name) if has_stdout else (), str(error)
         raise error
@@ -246,7 +238,7 @@ class MapOutput:
         """Yield what is kept of a stream of a task's last attempt, and report what is missing."""
         try:
             yield from self._parts(name, stream)
-        except (BytesDamaged, BytesMissing, BytesTruncated) as error:
+        except (errors.BytesDamaged, errors.BytesMissing, errors.BytesTruncated) as error:
             self._report(str(error))
 
     def _write_result(self, name: str, parts: Iterable[bytes]) -> None:
@@ -295,7 +287,7 @@ class MapOutput:
             return f"{row}: {reason}"
         problem = "behind a failed task" if state == "blocked" else state
         error = None if future.cancelled() else future.exception()
-        if isinstance(error, TaskFailed) and error.reason:
+        if isinstance(error, errors.TaskFailed) and error.reason:
             problem = f"{problem}: {error.reason}"
         return f"{row}: {problem} ({future.full_name})"
 
@@ -325,12 +317,12 @@ class MapOutput:
         counts, reason = dict(self._counts), self._stop_reason()
         return RunSummary(self._group.campaign, self.exit_code(), round(seconds, 3), counts, reason)
 
-    def exit_code(self) -> ExitCode:
+    def exit_code(self) -> errors.ExitCode:
         if self.stopped is not None:
             return self.stopped.exit_code
         if self._counts["failed"] or self._counts["blocked"] or self.truncated:
-            return ExitCode.TASK_FAILED
-        return ExitCode.CANCELLED if self._counts["cancelled"] else ExitCode.OK
+            return errors.ExitCode.TASK_FAILED
+        return errors.ExitCode.CANCELLED if self._counts["cancelled"] else errors.ExitCode.OK
 
 
 def _after(parts: Iterable[bytes], skipped: int) -> Iterator[bytes]:
@@ -370,7 +362,7 @@ class _SettledMeter:
         error = None if future.cancelled() else future.exception()
         if future.cancelled():
             state = "cancelled"
-        elif isinstance(error, TaskBlocked):
+        elif isinstance(error, errors.TaskBlocked):
             state = "behind"
         else:
             state = "done" if error is None else "failed"
@@ -398,7 +390,7 @@ class FailureCounter:
     def count(self, future: AnyFuture[Any]) -> None:
         """Count a settled future. Called by the thread of the session."""
         error = None if future.cancelled() else future.exception()
-        if isinstance(error, TaskFailed) and not isinstance(error, TaskBlocked):
+        if isinstance(error, errors.TaskFailed) and not isinstance(error, errors.TaskBlocked):
             self._failed += 1
             self._early_stop.count_failures(self._failed, str(error))
 
@@ -557,7 +549,7 @@ class LiveLines:
             try:
                 for view in self._client.tasks(self._scope):
                     self._poll(full_name(view))
-            except (TaskyardError, BrokenPipeError):
+            except (errors.TaskyardError, BrokenPipeError):
                 return  # the main thread reports it
 
     def _poll(self, name: str) -> None:

@@ -14,16 +14,9 @@ from taskyard.campaign.detection import Format
 from taskyard.campaign.reader import default_campaign_name
 from taskyard.campaign.submitter import submit_campaign
 from taskyard.campaign.task_spec import resources_of, service_of
+from taskyard.cli import local_service, run_report
 from taskyard.cli.connection import broker_location, given_location
 from taskyard.cli.format import escape_line, format_count
-from taskyard.cli.local_service import (
-    call_problem,
-    check_resources,
-    check_slots,
-    check_workers,
-    local_service,
-    make_worker_spec,
-)
 from taskyard.cli.map import MapStop, RowDoor, open_output, print_results
 from taskyard.cli.map_output import FutureWindow
 from taskyard.cli.options import CliContext
@@ -33,19 +26,6 @@ from taskyard.cli.run_policy import (
     EarlyStop,
     RunPolicy,
     StoppedEarly,
-)
-from taskyard.cli.run_report import (
-    UNSETTLED,
-    FailedTasks,
-    FileTasks,
-    RunEnd,
-    RunOptions,
-    RunReport,
-    TaskGroup,
-    check_journal,
-    print_reports,
-    resume_command,
-    summary_of,
 )
 from taskyard.cli.submit import file_options, read_or_report, report_rejected
 from taskyard.cli.templates import InputRow
@@ -81,8 +61,8 @@ def run_files(cli_context: CliContext, files: Sequence[str], values: dict[str, A
     """Run the tasks of files, each a campaign, on the running broker or on its own."""
     plans, policy = _plans(cli_context, files, values), RunPolicy.of(values)
     services = [service for plan in plans for service in _services(plan.loaded)]
-    worker_spec = make_worker_spec(cli_context, values, services)
-    resume = resume_command(*[plan.options for plan in plans])
+    worker_spec = local_service.make_worker_spec(cli_context, values, services)
+    resume = run_report.resume_command(*[plan.options for plan in plans])
     cli_context.interrupt_message = f"interrupted; resume with `{resume}`"
 
     def check_own() -> None:
@@ -90,26 +70,26 @@ def run_files(cli_context: CliContext, files: Sequence[str], values: dict[str, A
             _check_own(cli_context, plan, worker_spec)
 
     began = time.monotonic()
-    with local_service(
+    with local_service.open_service(
         cli_context, worker_spec, check_own=check_own, finish_running=policy.finish_running
     ) as service:
         runs = [_FileRun(cli_context, service, plan, values) for plan in plans]
         _run_all(runs, service, policy, began)
-        reports: list[RunReport] = []
+        reports: list[run_report.RunReport] = []
         for file_run in runs:
             file_run.write_output()
             reports.append(file_run.report(time.monotonic() - began))
-        code = print_reports(reports, service.client)
+        code = run_report.print_reports(reports, service.client)
     if values["report"] is not None:
         code = _make_report(cli_context, plans[0].options, values["report"], code)
-    policy.announce(cli_context, summary_of(reports, code))
+    policy.announce(cli_context, run_report.summary_of(reports, code))
     return code
 
 
 class _Plan(NamedTuple):
     """A file to run, checked."""
 
-    options: RunOptions
+    options: run_report.RunOptions
     loaded: LoadedCampaign
 
 
@@ -153,12 +133,14 @@ def _run_all(
             stopped = file_run.end.stopped
 
 
-def _run_options(cli_context: CliContext, file: str, values: dict[str, Any]) -> RunOptions:
+def _run_options(
+    cli_context: CliContext, file: str, values: dict[str, Any]
+) -> run_report.RunOptions:
     """Return the options of a run. Raises `UserError` if two exclude each other."""
     if values["no_retry_failed"] and values["retry_failed_only"]:
         raise UserError("--no-retry-failed and --retry-failed-only exclude each other")
     location = broker_location(cli_context)
-    return RunOptions(
+    return run_report.RunOptions(
         file=file,
         campaign=values["campaign"] or default_campaign_name(file),
         state="" if location.broker else str(location.state),
@@ -185,8 +167,8 @@ class _FileRun:
         self._options, self._loaded = plan
         self._values = values
         self.campaign = self._options.campaign
-        self.tasks = FileTasks(service.client, self.campaign, self._loaded.specs)
-        self.end = RunEnd()
+        self.tasks = run_report.FileTasks(service.client, self.campaign, self._loaded.specs)
+        self.end = run_report.RunEnd()
         #: Whether some of its tasks have not settled.
         self.has_work = False
         #: Failures of earlier runs that are not retried.
@@ -207,7 +189,7 @@ class _FileRun:
         self.has_work = self._start(submitted)
 
     def _retry_failed(self) -> None:
-        failed = FailedTasks(self._client, self.campaign)
+        failed = run_report.FailedTasks(self._client, self.campaign)
         self.end.is_partial = bool(failed.runnable)
         found = self._submit(check_only=True)
         self.tasks.begin(found.existing.total(), 0)
@@ -231,7 +213,9 @@ class _FileRun:
         """Stop the tasks, and keep why."""
         self.end.stopped, self.end.is_partial = stopped, True
         self._service.stop_tasks(
-            TaskGroup(self.campaign), finish_running=policy.finish_running, is_resumable=True
+            run_report.TaskGroup(self.campaign),
+            finish_running=policy.finish_running,
+            is_resumable=True,
         )
 
     def _await(self, early_stop: EarlyStop) -> None:
@@ -259,9 +243,11 @@ class _FileRun:
             self._cli_context, self._client, self._values["output"], self._loaded, self.campaign
         )
 
-    def report(self, seconds: float) -> RunReport:
+    def report(self, seconds: float) -> run_report.RunReport:
         """Return what is reported of the run."""
-        return RunReport(self._options, self._loaded, self.end, self.tasks.run_counts(), seconds)
+        return run_report.RunReport(
+            self._options, self._loaded, self.end, self.tasks.run_counts(), seconds
+        )
 
     def _submit(self, *, restart_changed: bool = False, check_only: bool = False) -> SubmitResult:
         skip_bad = self._options.skip_bad
@@ -291,7 +277,7 @@ class _FileRun:
         others = self.tasks.begin(total, total - ended)
         self._failed_before = submitted.existing[TaskState.FAILED] - retried
         counts = self.tasks.progress()
-        has_work = bool(total) and any(counts[state] for state in UNSETTLED)
+        has_work = bool(total) and any(counts[state] for state in run_report.UNSETTLED)
         if has_work and others:
             self._cli_context.info(
                 f"{format_count(others, 'unfinished task')} of the campaign not in the file may "
@@ -301,7 +287,7 @@ class _FileRun:
 
     def _show_outputs(self, policy: RunPolicy) -> None:
         """Print the outputs of the file's tasks as they settle, until they are stopped early."""
-        group, in_order = TaskGroup(self.campaign), self._values["keep_order"]
+        group, in_order = run_report.TaskGroup(self.campaign), self._values["keep_order"]
         stop = MapStop(self._cli_context, self._service, group, policy, is_named=True)
         with open_output(self._cli_context, self._client, group, self._values, RowDoor()) as answer:
             answer.has_summary = False
@@ -346,7 +332,7 @@ def _write_output(
 
 
 def _make_report(
-    cli_context: CliContext, run_options: RunOptions, out: Path, code: ExitCode
+    cli_context: CliContext, run_options: run_report.RunOptions, out: Path, code: ExitCode
 ) -> ExitCode:
     """Write the report of the campaign. Return the exit code of the run, unless it is refuted."""
     from taskyard.cli.pipeline.report import HistoryLocation, make_report  # noqa: PLC0415  # an extra
@@ -362,7 +348,7 @@ def _make_report(
 # Checks before the start.
 
 
-def _check_report(run_options: RunOptions) -> None:
+def _check_report(run_options: run_report.RunOptions) -> None:
     """Raise `UserError` if no report can be made at the end."""
     from taskyard.cli.pipeline.group import require_spark  # noqa: PLC0415  # not for every run
 
@@ -379,8 +365,8 @@ def _services(loaded: LoadedCampaign) -> tuple[str, ...]:
 def _check_own(cli_context: CliContext, plan: _Plan, worker_spec: WorkerSpec) -> None:
     """Raise `UserError` if a task could never run on the workers of this command."""
     if plan.options.retry_failed_only:
-        check_journal(cli_context, plan.options.campaign)
-    check_workers(cli_context, worker_spec)
+        run_report.check_journal(cli_context, plan.options.campaign)
+    local_service.check_workers(cli_context, worker_spec)
     _check_tasks_runnable(plan.loaded, worker_spec)
 
 
@@ -395,18 +381,20 @@ def _check_tasks_runnable(loaded: LoadedCampaign, worker_spec: WorkerSpec) -> No
                 f"{place}: service {escape_line(service_of(spec))} needs your own worker (use "
                 "`taskyard up` and `taskyard load`, or `taskyard map` to run a command per line)"
             )
-        check_slots(place, spec.slots, worker_spec)
+        local_service.check_slots(place, spec.slots, worker_spec)
         if (needed := resources_of(spec)) and needed not in checked:
-            check_resources(place, needed, worker_spec)
+            local_service.check_resources(place, needed, worker_spec)
             checked[needed] = None
-        if spec.call is not None and (problem := call_problem(spec.call, allow)):
+        if spec.call is not None and (problem := local_service.call_problem(spec.call, allow)):
             raise UserError(f"{place}: call {escape_line(spec.call)} {problem}")
 
 
 # While tasks run.
 
 
-def _wait(client: InternalClient, campaign: str, tasks: FileTasks) -> Iterator[dict[str, int]]:
+def _wait(
+    client: InternalClient, campaign: str, tasks: run_report.FileTasks
+) -> Iterator[dict[str, int]]:
     """Yield the counts of the tasks while their campaign is unsettled."""
     while True:
         yield tasks.progress()
@@ -417,7 +405,9 @@ def _wait(client: InternalClient, campaign: str, tasks: FileTasks) -> Iterator[d
         return
 
 
-def _start_line(run_options: RunOptions, submitted: SubmitResult, total: int, retried: int) -> str:
+def _start_line(
+    run_options: run_report.RunOptions, submitted: SubmitResult, total: int, retried: int
+) -> str:
     existing = submitted.existing
     numbers = (
         (existing[TaskState.DONE] - submitted.restarted, "already done"),

@@ -28,17 +28,8 @@ from taskyard.campaign.reader import (
 from taskyard.campaign.submitter import BatchSubmitter, submit_campaign
 from taskyard.campaign.task_spec import InvalidTask, check_task
 from taskyard.campaign.values import shown
+from taskyard.cli import documents, task_options
 from taskyard.cli.connection import connect_client, stream_parts, whole_result
-from taskyard.cli.documents import (
-    BadLine,
-    BundleDocument,
-    BundleWaitDocument,
-    LoadDocument,
-    LoadDryRunDocument,
-    LoadWaitDocument,
-    SubmitDocument,
-    SubmitWaitDocument,
-)
 from taskyard.cli.format import escape_line, format_count
 from taskyard.cli.input_rows import rows
 from taskyard.cli.options import CliContext
@@ -51,14 +42,6 @@ from taskyard.cli.output import (
     write_result,
 )
 from taskyard.cli.progress import ProgressBar
-from taskyard.cli.task_options import (
-    check_one_work,
-    explain_refusal,
-    parse_call_arguments,
-    read_payload_option,
-    task_keys,
-    warn_unused_stdin,
-)
 from taskyard.cli.templates import InputRow
 from taskyard.cli.wait import report, wait_for, wait_target
 from taskyard.client import campaigns
@@ -101,7 +84,7 @@ def file_options(campaign: str, values: dict[str, Any]) -> FileOptions:
         replay=values["replay"],
         speedup=1.0 if speedup is None else speedup,
         campaign=campaign,
-        defaults=task_keys(values),
+        defaults=task_options.task_keys(values),
     )
 
 
@@ -133,7 +116,7 @@ def _load(
             )
             target = wait_target(client, campaign=campaign)
             settled = wait_for(cli_context, target)
-            document = LoadWaitDocument(
+            document = documents.LoadWaitDocument(
                 campaign=campaign,
                 new=done.new,
                 existing=existing,
@@ -144,7 +127,7 @@ def _load(
             report(cli_context, target, document)
             return target.exit_code()
     if cli_context.as_json:
-        print_document(LoadDocument(campaign=campaign, new=done.new, existing=existing))
+        print_document(documents.LoadDocument(campaign=campaign, new=done.new, existing=existing))
     return ExitCode.OK
 
 
@@ -155,7 +138,7 @@ def _dry_run(
     loaded = read_campaign(file, options)
     good = loaded if values["wait_for_unknown"] else _without_unknown_dependencies(loaded)
     if cli_context.as_json:
-        document = LoadDryRunDocument(
+        document = documents.LoadDryRunDocument(
             file=loaded.file,
             format=loaded.choice.format.value,
             skipped_blank=loaded.skipped.blank,
@@ -163,7 +146,7 @@ def _dry_run(
             **msgspec.structs.asdict(loaded.summary),
             rejected_lines=len(good.rejected),
             rejected=[
-                BadLine(line=one.line, reason=one.reason)
+                documents.BadLine(line=one.line, reason=one.reason)
                 for one in good.rejected[:REJECTED_LISTED_MAX]
             ],
         )
@@ -298,9 +281,12 @@ def submit_task(cli_context: CliContext, argv: tuple[str, ...], values: dict[str
         raise UserError("--output: needs --wait")
     if name == "--":
         raise UserError("--name: missing value before --")
-    raw = {"name": name or f"{campaign or 'task'}-{secrets.token_hex(8)}", **task_keys(values)}
+    raw = {
+        "name": name or f"{campaign or 'task'}-{secrets.token_hex(8)}",
+        **task_options.task_keys(values),
+    }
     spec = check_task(raw | _work(argv, values), campaign)
-    is_warned = warn_unused_stdin(cli_context, values)
+    is_warned = task_options.warn_unused_stdin(cli_context, values)
     unknown = UnknownPolicy.WAIT if values["wait_for_unknown"] else UnknownPolicy.REFUSE
     with connect_client(cli_context) as client:
         submission = encode_batch([spec], campaign.encode(), time.time_ns())
@@ -308,7 +294,9 @@ def submit_task(cli_context: CliContext, argv: tuple[str, ...], values: dict[str
         try:
             new = BatchSubmitter(client, unknown).create(submission, values["after_campaign"])
         except Refused as refused:
-            raise explain_refusal(refused, f"task {name}", values, "--name") from refused
+            raise task_options.explain_refusal(
+                refused, f"task {name}", values, "--name"
+            ) from refused
         if not new and not cli_context.quiet:
             click.echo(f"task {name} exists already: nothing submitted", err=True)
         if values["wait"]:
@@ -316,10 +304,12 @@ def submit_task(cli_context: CliContext, argv: tuple[str, ...], values: dict[str
             if output is not None:
                 _write_output(cli_context, client, output, name)
             if not is_warned:
-                warn_unused_stdin(cli_context, values)  # a slow producer may have written meanwhile
+                task_options.warn_unused_stdin(
+                    cli_context, values
+                )  # a slow producer may have written meanwhile
             return code
     if cli_context.as_json:
-        print_document(SubmitDocument(name=spec.name, campaign=campaign, new=bool(new)))
+        print_document(documents.SubmitDocument(name=spec.name, campaign=campaign, new=bool(new)))
     else:
         click.echo(name)
     return ExitCode.OK
@@ -327,11 +317,11 @@ def submit_task(cli_context: CliContext, argv: tuple[str, ...], values: dict[str
 
 def _work(argv: tuple[str, ...], values: dict[str, Any]) -> dict[str, Any]:
     """Return the keys of a task that define its work."""
-    check_one_work(argv, values)
+    task_options.check_one_work(argv, values)
     if values["call"] is not None:
-        return {"call": values["call"], "args": parse_call_arguments(argv)}
+        return {"call": values["call"], "args": task_options.parse_call_arguments(argv)}
     if values["payload"] is not None:
-        return {"payload": read_payload_option(values["payload"])}
+        return {"payload": task_options.read_payload_option(values["payload"])}
     return {"argv": list(argv)}
 
 
@@ -353,7 +343,7 @@ def _wait(
         fields: dict[str, Any] = {"reason": client.why(name)}
         if result is not None:
             fields = result_fields(result)
-        document = SubmitWaitDocument(
+        document = documents.SubmitWaitDocument(
             name=own_name, campaign=campaign, state=state.name.lower(), **fields
         )
         print_document(document)
@@ -400,7 +390,7 @@ def submit_bundle(
         if values["wait"]:
             return _wait_for_bundle(cli_context, client, bundle_spec, new=new)
     if cli_context.as_json:
-        document = BundleDocument(
+        document = documents.BundleDocument(
             name=bundle_spec.name, campaign=bundle_spec.campaign, tasks=tasks, new=new
         )
         print_document(document)
@@ -437,10 +427,10 @@ def _bundle_spec(
     if not recipients:
         raise UserError(f"{path if path == '--to' else file_label(path)}: no recipients")
     entries = [row.text if row.fields is None else row.fields for row in recipients]
-    payload = read_payload_option(values["payload"])
+    payload = task_options.read_payload_option(values["payload"])
     with _with_line_numbers(recipients):
         bundle_spec = campaigns.bundle_spec(
-            payload, entries, name, values["campaign"], task_keys(values)
+            payload, entries, name, values["campaign"], task_options.task_keys(values)
         )
     bundle_spec.unknown = UnknownPolicy.WAIT if values["wait_for_unknown"] else UnknownPolicy.REFUSE
     return bundle_spec
@@ -464,7 +454,9 @@ def _create(
             return client.create_bundle(bundle_spec)
     except Refused as refused:
         subject = f"bundle {bundle_spec.name}"
-        raise explain_refusal(refused, subject, {"payload": True}, "--name") from refused
+        raise task_options.explain_refusal(
+            refused, subject, {"payload": True}, "--name"
+        ) from refused
 
 
 def _wait_for_bundle(
@@ -479,7 +471,7 @@ def _wait_for_bundle(
         wait_target(client, campaign=bundle_spec.name) if is_own else wait_target(client, names)
     )
     settled = wait_for(cli_context, target)
-    document = BundleWaitDocument(
+    document = documents.BundleWaitDocument(
         name=bundle_spec.name,
         campaign=bundle_spec.campaign,
         tasks=len(names),

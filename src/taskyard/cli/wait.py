@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import click
 
+from taskyard import errors
 from taskyard.cli.command import Command
 from taskyard.cli.connection import connect_client, connect_unless_settled
 from taskyard.cli.documents import SlowTask, WaitAnyDocument, WaitDocument
@@ -22,16 +23,6 @@ from taskyard.cli.scopes import check_campaign, complete_name, target_options, t
 from taskyard.cli.task_list import list_tasks
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TaskState
-from taskyard.errors import (
-    ClientClosed,
-    ExitCode,
-    NoBroker,
-    TaskBlocked,
-    TaskFailed,
-    TimedOut,
-    UnknownName,
-    UserError,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Sequence
@@ -84,7 +75,7 @@ def wait(
     *,
     is_any: bool,
     **values: Any,  # noqa: ANN401  # scope options
-) -> ExitCode:
+) -> errors.ExitCode:
     """Wait until tasks have settled.
 
     Waits for tasks by name, for a campaign or for all tasks. With --service, --lane or --match,
@@ -96,7 +87,7 @@ def wait(
     task that settled first.
     """
     if names and any(values.values()):
-        raise UserError("names exclude options (--campaign, --service, --lane and --match)")
+        raise errors.UserError("names exclude options (--campaign, --service, --lane and --match)")
     cli_context.interrupt_message = "interrupted; the tasks continue"
     with _connect(cli_context, names, values, is_any=is_any) as client:
         deadline = None if timeout is None else time.monotonic() + timeout / SECOND_NS
@@ -109,7 +100,7 @@ def wait(
         )
         report(cli_context, target, document)
     if timeout is not None and not settled:
-        raise TimedOut(
+        raise errors.TimedOut(
             f"{format_count(target.unsettled(), 'task')} not settled after "
             f"{format_duration(timeout / SECOND_NS)} (see `taskyard why NAME`)"
         )
@@ -137,12 +128,12 @@ def _is_settled(campaign: str | None, client: InternalClient) -> bool:
     return not any(waited[state] for state in _RUNNABLE)
 
 
-def _wait_any(cli_context: CliContext, target: _AnyTask, deadline: float | None) -> ExitCode:
+def _wait_any(cli_context: CliContext, target: _AnyTask, deadline: float | None) -> errors.ExitCode:
     """Wait until one task has settled, print its name and return its exit code."""
     settled = wait_for(cli_context, target, deadline)
     first = target.first
     if not settled or first is None:
-        raise TimedOut(
+        raise errors.TimedOut(
             f"none of {format_count(target.unsettled(), 'task')} settled in time "
             "(see `taskyard why NAME`)"
         )
@@ -182,7 +173,7 @@ class WaitTarget(Protocol):
     def count_waiting(self) -> None:
         """Count unsettled tasks by state after a timeout."""
 
-    def exit_code(self) -> ExitCode: ...
+    def exit_code(self) -> errors.ExitCode: ...
 
 
 class _TargetBase:
@@ -217,10 +208,10 @@ class _TargetBase:
         running = sum(self.counts[state] for state in _RUNNABLE)
         return running + self.counts["blocked"] - self.behind_failure
 
-    def exit_code(self) -> ExitCode:
+    def exit_code(self) -> errors.ExitCode:
         if self.counts["failed"] or self.counts["blocked"]:
-            return ExitCode.TASK_FAILED
-        return ExitCode.CANCELLED if self.counts["cancelled"] else ExitCode.OK
+            return errors.ExitCode.TASK_FAILED
+        return errors.ExitCode.CANCELLED if self.counts["cancelled"] else errors.ExitCode.OK
 
 
 class _AllTasks(_TargetBase):
@@ -254,7 +245,7 @@ class _CampaignTasks(_TargetBase):
         settled = True
         try:
             self.client.wait_campaign(self.campaign, seconds)
-        except TimedOut:
+        except errors.TimedOut:
             settled = False
         self._count(timeout)
         if settled:
@@ -311,12 +302,12 @@ class _NamedTasks(_TargetBase):
         error = None if future.cancelled() else future.exception()
         if future.cancelled():
             self._ended["cancelled"] += 1
-        elif isinstance(error, TaskBlocked):
+        elif isinstance(error, errors.TaskBlocked):
             self._ended["blocked"] += 1
-        elif isinstance(error, TaskFailed):
+        elif isinstance(error, errors.TaskFailed):
             self._ended["failed"] += 1
             self._failures.append((future.full_name, error.reason))
-        elif isinstance(error, NoBroker | ClientClosed):
+        elif isinstance(error, errors.NoBroker | errors.ClientClosed):
             raise error
         else:
             self._ended["done"] += 1  # even if its result is unreadable
@@ -373,7 +364,7 @@ def _names(client: InternalClient, names: Sequence[str], values: dict[str, Any])
         return client.resolve(names)
     found = [full_name(view) for view in client.tasks(to_scope(values))]
     if not found:
-        raise UnknownName("no matching task (see `taskyard list`)")
+        raise errors.UnknownName("no matching task (see `taskyard list`)")
     return found
 
 
@@ -386,7 +377,7 @@ def wait_for(cli_context: CliContext, target: WaitTarget, deadline: float | None
             seconds = POLL_SECONDS if left is None else min(POLL_SECONDS, left)
             try:
                 settled = target.poll(seconds, timeout)
-            except TimedOut:
+            except errors.TimedOut:
                 return False
             bar.count(target.counts, sum(target.counts.values()), target.behind_failure)
             if settled:
