@@ -247,7 +247,8 @@ def list_tasks(  # noqa: PLR0913  # one per option
         if cli_context.as_json:
             more = _write_list(some, rows)
         else:
-            print_table([key.upper() for key in keys], some, wrapped=["REASON"], empty=["LINE"])
+            empty = ["LINE"] if columns is None else []
+            print_table([key.upper() for key in keys], some, wrapped=["REASON"], empty=empty)
             more = next(rows, None) is not None
         if more and not cli_context.quiet:
             click.echo(
