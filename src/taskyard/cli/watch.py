@@ -60,6 +60,7 @@ RECORD_LABELS: Final = {
     "worker_replaced": "replaced",
     "refunded": "refunded",
     "edited": "edited",
+    "numbered": "numbered",
 }
 _WIDTH: Final = max(map(len, RECORD_LABELS.values()))
 
@@ -172,6 +173,8 @@ def _taskless_line(record: dict[str, Any]) -> str:
         return f"  service {escape_line(record['service'])}{lane}"
     if kind == "worker_joined":
         return f"  {escape_line(', '.join(record['services']))}"
+    if kind == "numbered":
+        return f"  campaign {escape_line(record['campaign'])}  {escape_line(record['path'])}"
     return f": {escape_line(record['reason'])}" if record.get("reason") else ""
 
 

@@ -387,7 +387,7 @@ _COLUMNS_BY_RECORD: Final[dict[type, Callable[[Any], Values]]] = {
     records.Refunded: lambda record: {"incarnation": record.incarnation},
     records.Paused: _pause_columns,
     records.Resumed: _pause_columns,
-    records.Numbered: lambda record: {"campaign": record.campaign, "reason": record.path},
+    records.Numbered: lambda record: {"reason": record.path},
 }
 
 
