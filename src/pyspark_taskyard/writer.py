@@ -28,7 +28,7 @@ from pyspark.sql.datasource import (
 )
 
 from pyspark_taskyard.row_names import RowNames, check_apart
-from taskyard.campaign.parquet import check_columns
+from taskyard.campaign.tables import check_columns
 from taskyard.core.events import UnknownPolicy
 from taskyard.errors import UserError
 from taskyard.pipeline.arrow_rows import prepare

@@ -14,7 +14,7 @@ from taskyard.campaign.detection import Format, FormatChoice, choose_by_content
 from taskyard.campaign.formats import FileOptions, choose_format
 from taskyard.campaign.lines import InvalidCampaign, open_input
 from taskyard.campaign.reader import read_campaign
-from taskyard.campaign.shell_syntax import syntax_error
+from taskyard.campaign.shell_lines import syntax_error
 from taskyard.errors import UserError
 from tests.kit.cases import each_case
 

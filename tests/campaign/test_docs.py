@@ -8,12 +8,10 @@ import pytest
 
 from taskyard.campaign import (
     batches,
-    bundles,
     detection,
     graph,
     lines,
     reader,
-    rejects,
     shell_lines,
     task_spec,
     values,
@@ -60,13 +58,13 @@ def test_every_field_of_the_summary_is_documented() -> None:
     [
         f"up to {limits.NAME_BYTES_MAX} bytes",
         f"At most {limits.AFTER_MAX}",
-        f"At most {bundles.RECIPIENTS_MAX}. | one task",
-        f"More than {bundles.RECIPIENTS_MAX:,} recipients",
+        f"At most {task_spec.RECIPIENTS_MAX}. | one task",
+        f"More than {task_spec.RECIPIENTS_MAX:,} recipients",
         f"or {batches.BUNDLE_BYTES_MAX // 1024 // 1024} MiB with all",
         f"from -{limits.PRIORITY_MAX} to {limits.PRIORITY_MAX}",
         f"at most {shell_lines.COMMAND_BYTES_MAX} bytes",
         f"at most {lines.LINE_BYTES_MAX // 1024 // 1024} MiB",
-        f"`FILE{rejects.REJECTED_SUFFIX}`",
+        f"`FILE{reader.REJECTED_SUFFIX}`",
         f"`{task_spec.BACKOFF_NS // limits.SECOND_NS}s`",
     ],
 )

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from taskyard.campaign import lines, parquet, wfcommons
+from taskyard.campaign import lines, other_systems, tables
 from taskyard.campaign.detection import Format
 from taskyard.campaign.formats import FileOptions
 from taskyard.campaign.lines import LINE_BYTES_MAX, InvalidCampaign
@@ -397,7 +397,7 @@ def test_parquet_has_the_same_columns_with_their_own_types() -> None:
 
 
 def test_bad_rows_of_parquet_are_reported_by_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet, "ROWS_PER_BATCH", 2)
+    monkeypatch.setattr(tables, "ROWS_PER_BATCH", 2)
     argv = ["echo", "[echo]", None, "echo", "echo 'x"]
     write_table({"name": pa.array(["a", "b", "c", None, "d"]), "argv": pa.array(argv)})
     loaded = read_campaign("c.parquet")
@@ -496,7 +496,7 @@ def test_document_without_a_workflow_is_refused(content: bytes, reason: str) -> 
 
 
 def test_workflow_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wfcommons, "DOCUMENT_BYTES_MAX", 100)
+    monkeypatch.setattr(other_systems, "DOCUMENT_BYTES_MAX", 100)
     assert refusal("w.json", b'{"workflow": ' + b" " * 100).startswith(
         "w.json:1: more than 100 bytes (split it, or use JSONL); read as WfCommons, because"
     )

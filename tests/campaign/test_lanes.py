@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from taskyard.campaign import lanes
 from taskyard.campaign.batches import encode_batch
-from taskyard.campaign.bundles import assign_lanes, expand_row
-from taskyard.campaign.task_spec import InvalidTask, check_task, to_row
+from taskyard.campaign.task_spec import InvalidTask, assign_lanes, check_task, expand_row, to_row
 from taskyard.campaign.values import InvalidValue
 from taskyard.core.model import Submission
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskyard.campaign import graph, reader, rejects
+from taskyard.campaign import graph, reader
 from taskyard.campaign.graph import (
     Duplicate,
     GraphSummary,
@@ -23,10 +23,11 @@ from taskyard.campaign.graph import (
 from taskyard.campaign.lines import InvalidCampaign
 from taskyard.campaign.reader import (
     LoadedCampaign,
+    RejectedRow,
     read_campaign,
     reject_unknown_dependencies,
+    write_rejected,
 )
-from taskyard.campaign.rejects import RejectedRow, write_rejected
 from taskyard.campaign.task_spec import TaskSpec, to_row
 from tests.campaign.test_task_spec import task_specs
 
@@ -220,7 +221,7 @@ def test_file_in_order_stays_in_its_order(tmp_path: Path) -> None:
 def test_file_with_too_many_bad_lines_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (reader, rejects):
+    for module in (reader, reader):
         monkeypatch.setattr(module, "REJECTED_MAX", 3)
     with pytest.raises(InvalidCampaign, match=r"more than 3 bad lines, the first: .*:1: "):
         load(tmp_path, *["x"] * 9)

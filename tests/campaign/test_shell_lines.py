@@ -9,13 +9,13 @@ from random import Random
 import pytest
 
 from taskyard.calls.payloads import EXEC, decode_payload
-from taskyard.campaign import shell_lines, shell_syntax
+from taskyard.campaign import shell_lines
 from taskyard.campaign.batches import encode_batches
 from taskyard.campaign.detection import Format
 from taskyard.campaign.formats import FileOptions
 from taskyard.campaign.line_names import line_name
 from taskyard.campaign.reader import LoadedCampaign, read_campaign
-from taskyard.campaign.shell_syntax import CommandScanner, syntax_error
+from taskyard.campaign.shell_lines import CommandScanner, syntax_error
 from tests.kit.cases import each_case
 
 
@@ -179,9 +179,9 @@ def test_quick_check_accepts_only_what_the_scan_accepts(monkeypatch: pytest.Monk
     words = ("a", " ", " ", "for ", "done", "if", "fi", "{", "}", ";", "!", "END", "$x", "\n")
     random = Random(7)
     texts = ["".join(random.choices(parts + words, k=random.randint(1, 9))) for _ in range(20_000)]
-    quick = [text for text in texts if shell_syntax._SURELY_WHOLE.fullmatch(text)]  # noqa: SLF001
+    quick = [text for text in texts if shell_lines._SURELY_WHOLE.fullmatch(text)]  # noqa: SLF001
     assert len(quick) > 500
-    monkeypatch.setattr(shell_syntax, "_SURELY_WHOLE", re.compile("(?!)"))
+    monkeypatch.setattr(shell_lines, "_SURELY_WHOLE", re.compile("(?!)"))
     assert [text for text in quick if syntax_error(text) is not None] == []
 
 

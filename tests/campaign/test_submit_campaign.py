@@ -9,9 +9,8 @@ import pytest
 
 from taskyard import testing
 from taskyard.campaign.batches import TASKS_PER_BATCH
-from taskyard.campaign.reader import LoadedCampaign, read_campaign
-from taskyard.campaign.rejects import RejectedRow
-from taskyard.campaign.submit_campaign import SubmitResult, submit_campaign
+from taskyard.campaign.reader import LoadedCampaign, RejectedRow, read_campaign
+from taskyard.campaign.submitter import SubmitResult, submit_campaign
 from taskyard.client.internal import InternalClient
 from taskyard.core.states import TaskState
 from taskyard.errors import Refused

@@ -171,7 +171,7 @@ def test_every_column_has_cells(call: Caller) -> None:
 def test_unknown_column_is_refused_with_the_known_ones(call: Caller) -> None:
     outcome = call("list", "--columns", "name,size")
     assert outcome.code == 2
-    assert "unknown column 'size' (columns: name, state, campaign, " in outcome.err
+    assert "unknown column 'size' (columns: name, line, state, campaign, " in outcome.err
 
 
 def test_document_has_measurements_if_a_column_or_the_order_needs_them(call: Caller) -> None:

@@ -7,8 +7,14 @@ from typing import Any, cast
 import pytest
 
 from taskyard.campaign.reader import LoadedCampaign
-from taskyard.cli.file_tasks import FileTasks, RunCounts
-from taskyard.cli.run_report import RunEnd, RunOptions, print_report
+from taskyard.cli.run_report import (
+    FileTasks,
+    RunCounts,
+    RunEnd,
+    RunOptions,
+    RunReport,
+    print_reports,
+)
 from taskyard.cli.wait import SLOW_SECONDS_MIN
 from taskyard.client.internal import InternalClient
 from taskyard.core.states import TaskState
@@ -66,5 +72,6 @@ def test_slow_tasks_are_not_searched_if_all_were_quick(
     numbers = RunCounts(dict.fromkeys(STATES, 0) | {"done": 2}, longest_seconds=longest)
     client = StatusClient()
     loaded = cast("LoadedCampaign", None)
-    print_report(options, cast("InternalClient", client), 1.0, RunEnd(), numbers, loaded=loaded)
+    report = RunReport(options, loaded, RunEnd(), numbers, 1.0)
+    print_reports([report], cast("InternalClient", client))
     assert client.searches == searches

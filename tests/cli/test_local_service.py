@@ -94,7 +94,7 @@ def test_interrupted_map_is_resumed_by_the_same_command(tmp_path: Path) -> None:
         until(lambda: len(marks(tmp_path)) == 2)
         code, _, err = running.send(signal.SIGINT).end()
     assert code == 130
-    resume = "unfinished tasks are kept: the same `taskyard map --campaign c` resumes"
+    resume = "unfinished tasks are kept: the same command resumes"
     assert err.endswith(f"taskyard: interrupted; {resume}\n")
     assert is_free(tmp_path)
     (tmp_path / "gate").touch()
@@ -117,7 +117,7 @@ def test_hangup_cancels_the_tasks_of_a_map_without_a_name(tmp_path: Path) -> Non
     ("options", "left", "message"),
     [
         ((), "cancelled", "unfinished tasks are cancelled (give --campaign to resume them later)"),
-        (("--campaign", "c"), "ready", "unfinished tasks are kept: the same `taskyard map --camp"),
+        (("--campaign", "c"), "ready", "unfinished tasks are kept: the same command resumes"),
     ],
 )
 def test_reader_that_stops_ends_map_like_an_interrupt(
@@ -162,7 +162,7 @@ def test_tasks_of_other_campaigns_run_too_and_are_reported(tmp_path: Path) -> No
     file = campaign(tmp_path, [marking("new")])
     code, _, err = run_here(tmp_path, "run", file)
     assert code == 0
-    assert "1 unfinished task of other campaigns will run too (see `taskyard list`)\n" in err
+    assert "1 other unfinished task will run too (see `taskyard list`)\n" in err
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_tasks_of_a_killed_map_without_a_name_are_cancelled_by_the_next(tmp_path
     code, out, err = run_here(tmp_path, "map", "echo", ":::", "x")
     alive.release()
     assert (code, out) == (0, "x\n")
-    assert err.startswith("cancelled 2 tasks of an interrupted map\n")
+    assert err.startswith("cancelled 2 tasks of an interrupted run\n")
     assert counts(tmp_path) == {"done": 2, "cancelled": 2}
     assert marks(tmp_path) == ["slow", "slow"]
     assert not [*(tmp_path / ".taskyard").glob("*.map")]

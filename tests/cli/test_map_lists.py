@@ -22,14 +22,8 @@ from hypothesis import strategies as st
 from taskyard.campaign.lines import InvalidCampaign, blocks_of_lines
 from taskyard.cli import daemon_options
 from taskyard.cli.entry import run, taskyard
-from taskyard.cli.input_rows import (
-    InputRow,
-    ListFormat,
-    array_indexes,
-    list_rows,
-    rows,
-    split_lists,
-)
+from taskyard.cli.input_rows import ListFormat, array_indexes, list_rows, rows, split_lists
+from taskyard.cli.templates import InputRow
 from tests.cli.yard import Outcome
 from tests.kit.requirements import need
 

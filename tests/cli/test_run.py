@@ -13,9 +13,8 @@ import pytest
 
 from taskyard.campaign.line_names import line_name
 from taskyard.campaign.reader import read_campaign
-from taskyard.cli.file_tasks import RunCounts
 from taskyard.cli.offline import OfflineClient
-from taskyard.cli.run_report import RunEnd, RunOptions, print_report
+from taskyard.cli.run_report import RunCounts, RunEnd, RunOptions, RunReport, print_reports
 from taskyard.client import waits
 from tests.kit.processes import (
     AT_THE_GATE,
@@ -466,7 +465,8 @@ def test_truncated_results_are_explained_by_the_workers_that_truncate(
     loaded = read_campaign(str(tmp_path / file))
     with OfflineClient(tmp_path / ".taskyard") as stopped:
         numbers = RunCounts(stopped.counts("campaign"), 1)
-        assert print_report(options, stopped, 1.0, RunEnd(), numbers, loaded=loaded) == 1
+        report = RunReport(options, loaded, RunEnd(), numbers, 1.0)
+        assert print_reports([report], stopped) == 1
     first, second = capsys.readouterr().out.splitlines()
     assert first == "campaign: 1 done, 1 with truncated output (1.0 s)"
     assert second.startswith("truncated: agents and WMP workers send at most the last 1 MiB")

@@ -124,6 +124,7 @@ def test_watch_survives_a_killed_broker_without_gaps_or_repetitions(
     [
         ({"kind": "paused", "service": "", "lane": None}, "paused all services"),
         ({"kind": "resumed", "service": "s", "lane": "l"}, "resumed service s lane l"),
+        ({"kind": "numbered", "campaign": "c", "path": "/f"}, "numbered campaign c /f"),
         (
             {"kind": "worker_joined", "worker": "w", "services": ["a", "b"]},
             "worker joined worker w a, b",

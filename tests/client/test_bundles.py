@@ -12,10 +12,8 @@ import taskyard
 from taskyard import testing
 from taskyard.campaign import batches
 from taskyard.campaign.batches import encode_batches
-from taskyard.campaign.bundles import expand_row
-from taskyard.campaign.reader import read_campaign
-from taskyard.campaign.rejects import write_rejected
-from taskyard.campaign.task_spec import InvalidTask, check_task
+from taskyard.campaign.reader import read_campaign, write_rejected
+from taskyard.campaign.task_spec import InvalidTask, check_task, expand_row
 from taskyard.errors import Refused, TimedOut, UserError
 from tests.kit.clients import internal
 from tests.kit.processes import PATIENCE_SECONDS

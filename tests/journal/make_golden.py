@@ -29,6 +29,7 @@ from taskyard.core.records import (
     Leased,
     LeaseExpired,
     Moved,
+    Numbered,
     Paused,
     Postponed,
     Progressed,
@@ -154,6 +155,7 @@ RECORDS: list[AnyRecord] = [
     Refunded(24, b"w", 7, [b"a"], [1]),
     Edited(25, [b"a"], TermsChanges(5, 6, (7, 8), 9), b"key"),
     Edited(25, [b"a"], TermsChanges(retry_delays_ns=())),
+    Numbered(26, b"c", b"/d/cmds.txt", 0, [b"part 0", b"part 1"]),
 ]
 
 #: Rows after the story: tasks that share a payload, blobs, and output.

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taskyard.campaign.batches import encode_batch
-from taskyard.campaign.parquet import rows_of
+from taskyard.campaign.tables import rows_of
 from taskyard.campaign.task_spec import check_task
 from taskyard.pipeline import arrow_rows
 from taskyard.pipeline.arrow_rows import (

@@ -21,10 +21,8 @@ from taskyard import testing
 from taskyard.campaign.detection import Format
 from taskyard.campaign.formats import FileOptions
 from taskyard.campaign.lines import LINE_BYTES_MAX, InvalidCampaign
-from taskyard.campaign.reader import read_campaign
-from taskyard.campaign.rejects import write_rejected
-from taskyard.campaign.submit_campaign import submit_campaign
-from taskyard.campaign.submitter import SubmitCounts
+from taskyard.campaign.reader import read_campaign, write_rejected
+from taskyard.campaign.submitter import SubmitCounts, submit_campaign
 from taskyard.cli.entry import run, taskyard
 from taskyard.client.client import Client
 from taskyard.core.events import UnknownPolicy

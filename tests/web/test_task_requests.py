@@ -11,12 +11,18 @@ import pytest
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 
-from taskyard.errors import NoBroker, TaskyardError
+from taskyard import testing
+from taskyard.campaign.line_names import line_name
+from taskyard.campaign.reader import read_campaign
+from taskyard.campaign.submitter import submit_campaign
+from taskyard.errors import NoBroker, TaskyardError, UnknownName
 from taskyard.web.views import tasks
+from tests.kit.clients import internal
 from tests.web.asgi import Reply, send
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from starlette.requests import Request
 
@@ -67,3 +73,15 @@ def test_priority_that_is_no_number_is_refused(text: str) -> None:
         "POST", f"/tasks/actions?action=priority&name=a&priority={quote(text)}"
     )
     assert found.body.decode() == f"priority: not a whole number: {text!r}"
+
+
+def test_task_is_found_by_its_line_and_shown_with_it(tmp_path: Path) -> None:
+    (tmp_path / "cmds.txt").write_text("echo a\n")
+    with testing.broker() as running, internal(running.client()) as client:
+        loaded = read_campaign(tmp_path / "cmds.txt")
+        submit_campaign(client, loaded, "cmds", on_rejected=lambda *_: None)
+        for wanted in ("cmds.txt:1", "cmds/1", f"cmds/{line_name('echo a')}"):
+            document, line = tasks._shown_task(client, wanted)  # noqa: SLF001  # needs no page
+            assert (document["name"], line) == (line_name("echo a"), "cmds.txt:1")
+        with pytest.raises(UnknownName):
+            tasks._shown_task(client, "none.txt:1")  # noqa: SLF001

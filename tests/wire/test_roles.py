@@ -15,7 +15,7 @@ import pytest
 from taskyard.core.model import Submission, Terms, WorkerFacts
 from taskyard.core.output import Stream
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire.native import attempt_columns, peer
+from taskyard.wire.native import attempt_columns, number_messages, peer
 from taskyard.wire.native import requests as native_requests
 from taskyard.wire.native.attempt_columns import StreamChunk
 from taskyard.wire.roles import (
@@ -55,7 +55,9 @@ TABLE: Final = {
     "Values": "vpwa",
     "PutValue": "-pwa",
     "Rules": "-pwa",
+    "Numbers": "vp-a",
     "Create": "-p-a",
+    "Number": "-p-a",
     "Cancel": "-p-a",
     "Retry": "-p-a",
     "Move": "-p-a",
@@ -109,6 +111,8 @@ def requests(location: bytes = WORKER) -> dict[str, bytes]:
         "Values": asked("Values"),
         "PutValue": asked("PutValue", value=b"x"),
         "Rules": asked("Rules", worker=pb.WorkerMsg(service=[b"default"])),
+        "Numbers": number_messages.numbers(7, path=b"f"),
+        "Number": number_messages.number(7, b"c", b"f", 0, [b"x"]),
         "Create": peer.create(7, Submission([b"new"], [b""], [Terms()])),
         "Cancel": asked("Cancel", batch=one),
         "Retry": asked("Retry", batch=one),

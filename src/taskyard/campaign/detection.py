@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec import Struct
 
-from taskyard.campaign import parquet, shell_lines, zmailer
+from taskyard.campaign import other_systems, shell_lines, tables
 from taskyard.campaign.lines import InvalidCampaign, file_label, strip_bom
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ _TITLES: Final = {
     Format.ZMAILER: "ZMailer's control file",
 }
 
-#: Suffixes that name a format. For others, such as `.json` and `.txt`, the content decides.
+#: Suffixes that name a format. For other suffixes, such as `.json` and `.txt`, the content decides.
 SUFFIXES: Final = {
     ".jsonl": Format.JSONL,
     ".ndjson": Format.JSONL,
@@ -102,9 +102,9 @@ def choose_by_content(path: str, start: bytes, *, is_whole: bool) -> FormatChoic
 
     `is_whole`: the file has no more bytes.
     """
-    if start.startswith(parquet.MAGIC):
+    if start.startswith(tables.MAGIC):
         return FormatChoice(Format.PARQUET, "it begins with PAR1", by_content=True)
-    if zmailer.START.match(start):
+    if other_systems.START.match(start):
         reason = "it begins like a transport control file"
         return FormatChoice(Format.ZMAILER, reason, by_content=True)
     label = file_label(path)
@@ -129,7 +129,7 @@ def choose_by_content(path: str, start: bytes, *, is_whole: bool) -> FormatChoic
 #: Control characters that no text has. Escape sequences of colours are text.
 _BINARY: Final = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 
-#: Lines with their numbers, without blank ones and comments.
+#: Lines with their numbers, without blank lines and comments.
 _Lines = list[tuple[int, str]]
 
 
@@ -321,5 +321,5 @@ def is_evident_command(line: str) -> bool:
     word = (rest.split() or [""])[0].lstrip("(").strip("'\"")
     if word in _COMMAND_WORDS or _PATH.fullmatch(word) or shutil.which(word) is not None:
         return True
-    # Words in capitals are keywords of Dockerfiles, SQL and others.
+    # Words in capitals are keywords of Dockerfiles, SQL and more.
     return not word.isupper() and _OPERATORS.search(line) is not None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Struct, field
 
-from taskyard.campaign import csv_rows, parquet, shell_lines, wfcommons, zmailer
+from taskyard.campaign import other_systems, shell_lines, tables
 from taskyard.campaign.detection import (
     Format,
     FormatChoice,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 class FileOptions(Struct, frozen=True):
     """Options for reading a file."""
 
-    #: None: detect it.
+    #: None if it is to be detected.
     format: Format | None = None
     #: WfCommons only: sleep for a task's run time instead of running it.
     replay: bool = False
@@ -90,16 +90,18 @@ def _rows(
     if form is Format.PARQUET:
         if path == STDIN:
             raise DamagedFile("stdin: Parquet can only be read from a file")
-        return parquet.rows(path)
+        return tables.parquet_rows(path)
     if form is Format.WFCOMMONS:
-        return wfcommons.rows(stream, label, replay=options.replay, speedup=options.speedup)
+        return other_systems.wfcommons_rows(
+            stream, label, replay=options.replay, speedup=options.speedup
+        )
     if form is Format.ZMAILER:
-        return zmailer.rows(stream, path)
+        return other_systems.zmailer_rows(stream, path)
     lines = numbered_lines(stream, label)
     if form is Format.SHELL:
         return shell_lines.rows(lines, label, report.skipped)
     if form is Format.CSV:
-        return csv_rows.rows(lines, label)
+        return tables.csv_rows(lines, label)
     return dwork_rows(lines) if form is Format.DWORK else jsonl_rows(lines)
 
 

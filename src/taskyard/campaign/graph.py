@@ -66,7 +66,7 @@ class GraphSummary(Struct):
     services: dict[str, int]
     unknown: list[UnknownDependency]
     duplicates: list[Duplicate] = []
-    #: Names in dependency order: each waits for the next, the last for the first. One cycle per
+    #: Names in dependency order: each waits for the next, the last for the first. A cycle per
     #: strongly connected component.
     cycles: list[list[str]] = []
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from taskyard.core.model import Submission, Terms
     from taskyard.core.rules import Rule
 
-#: A doubled brace stands for a brace. A single one is an error.
+#: A doubled brace stands for a brace. A single brace is an error.
 _PIECE: Final = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
 #: Fields that an error lists: enough to spot a typing mistake.

@@ -1,15 +1,21 @@
 """Names of tasks that are lines of text: by the text, never by the number of the line.
 
 A line that is inserted or removed changes no other name, so a file can be edited and run again.
-Equal lines are numbered in order: the first has the plain name, the next one ends in `-2`.
-Reads no files.
+Equal lines are counted in order: the first has the plain name, the next one ends in `-2`.
+The numbers of a file's lines are a list of these names, in parts that the broker keeps.
 """
 
 from __future__ import annotations
 
 import re
+import zlib
 from hashlib import blake2b
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+from taskyard.core.limits import NAME_BYTES_MAX, NUMBERS_PART_BYTES_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 #: Bytes of the digest. With 4 bytes, a hundred pairs among a million lines would be equal.
 DIGEST_BYTES: Final = 6
@@ -19,6 +25,13 @@ WORDS_CHARS_MAX: Final = 32
 
 #: Characters of a line that are searched for words: enough for the first words of any command.
 _SEARCHED_CHARS: Final = 64
+
+#: Lines in a part of the numbers: their names fit a part even if nothing can be compressed.
+LINES_PER_PART: Final = 1024
+_PART_TEXT_BYTES_MAX: Final = LINES_PER_PART * NAME_BYTES_MAX
+
+#: A name as `line_name` makes it, with its digest.
+_LINE_NAME: Final = re.compile(rf".*-([0-9a-f]{{{2 * DIGEST_BYTES}}})(?:-[1-9]\d*)?", re.DOTALL)
 
 #: The word of a line without any letter or digit, such as `((!))`.
 _NO_WORDS: Final = "line"
@@ -35,6 +48,17 @@ def line_name(text: str, occurrence: int = 1) -> str:
     `occurrence` counts equal lines from 1. Undecodable bytes may be surrogates.
     """
     return _name(text, _digest(text), occurrence)
+
+
+def is_line_name(name: str) -> bool:
+    """Return whether a task may be named by the text of a line."""
+    return _LINE_NAME.fullmatch(name) is not None
+
+
+def is_name_of(name: str, text: str) -> bool:
+    """Return whether a name is that of a line with this text, or of an equal line."""
+    found = _LINE_NAME.fullmatch(name)
+    return found is not None and found[1] == _digest(text).hex()
 
 
 class LineNames:
@@ -67,3 +91,40 @@ def _first_words(text: str) -> str:
     else:
         words = "-".join(_WORDS.findall(text))
     return words.lstrip("-._")[:WORDS_CHARS_MAX].rstrip("-._") or _NO_WORDS
+
+
+# Numbers of lines.
+
+
+def encode_numbers(named: Iterable[tuple[int, str]]) -> list[bytes]:
+    """Return the parts of a file's numbers, from the lines that are tasks and their names."""
+    by_line = dict(named)
+    starts = range(1, max(by_line, default=0) + 1, LINES_PER_PART)
+    return [
+        _encode_part([by_line.get(line, "") for line in range(start, start + LINES_PER_PART)])
+        for start in starts
+    ]
+
+
+def _encode_part(names: list[str]) -> bytes:
+    text = "\n".join(names).rstrip("\n").encode(errors="surrogateescape")
+    part = zlib.compress(text)
+    assert len(part) <= NUMBERS_PART_BYTES_MAX  # noqa: S101  # by the length of line names
+    return part
+
+
+def part_of(line: int) -> int:
+    """Return the index of the part that has a line."""
+    return (line - 1) // LINES_PER_PART
+
+
+def decode_part(part: bytes) -> list[str]:
+    """Return the names of the lines of a part. Empty: a line without a task.
+
+    Raises `ValueError`: another program may have written it.
+    """
+    try:
+        text = zlib.decompressobj().decompress(part, _PART_TEXT_BYTES_MAX).decode()
+    except zlib.error as error:
+        raise ValueError(str(error)) from None
+    return text.split("\n")

@@ -109,7 +109,7 @@ def _file(path: str) -> Iterator[io.BufferedReader]:
 
 
 class PeekedStream:
-    """A stream whose first bytes were read already. They are read again, before the others."""
+    """A stream whose first bytes were read already. They are read again first."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream

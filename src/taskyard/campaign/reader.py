@@ -1,19 +1,20 @@
 """A whole campaign from a file: its tasks in an order to submit, and the rejected rows.
 
 A task is rejected if its line is bad, its name is repeated, it is in a cycle, or it depends on a
-rejected task. Dependencies that are not in the file are kept: the broker may have them. Submits
-nothing.
+rejected task. Dependencies that are not in the file are kept: the broker may have them. The Spark
+pipeline words and writes its rejected rows here too. Submits nothing.
 """
 
 from __future__ import annotations
 
+import os
 from array import array
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 from msgspec import Struct, field, structs
 
-from taskyard.campaign.bundles import expand_row
 from taskyard.campaign.formats import FileOptions, FileReport, rows
 from taskyard.campaign.graph import (
     Duplicate,
@@ -24,23 +25,97 @@ from taskyard.campaign.graph import (
     levels_of,
     summarize_graph,
 )
-from taskyard.campaign.lines import STDIN, InvalidRow, file_label
-from taskyard.campaign.rejects import (
-    REJECTED_MAX,
-    RejectedRow,
-    cycle_text,
-    duplicate_text,
-    rejected_dependency_text,
-    too_many_error,
-    unknown_dependency_text,
-)
-from taskyard.campaign.task_spec import InvalidTask, TaskSpec, to_row
+from taskyard.campaign.lines import STDIN, InvalidCampaign, InvalidRow, file_label
+from taskyard.campaign.task_spec import InvalidTask, TaskSpec, expand_row, to_row
+from taskyard.campaign.values import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from taskyard.campaign.detection import FormatChoice
     from taskyard.campaign.shell_lines import SkippedLines
+
+
+#: Bad lines after which reading stops: the format is probably wrong, and memory is limited.
+REJECTED_MAX: Final = 1_000_000
+
+#: Names of a cycle in a message. A longer cycle is cut in the middle.
+CYCLE_NAMES_SHOWN: Final = 10
+
+REJECTED_SUFFIX: Final = ".rejected.jsonl"
+
+
+class RejectedRow(Struct, gc=False):
+    """A rejected line."""
+
+    file: str
+    line: int
+    reason: str
+    #: The object of a task, or the text of a line that is not one.
+    raw: object
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.reason}"
+
+
+# Reasons. `file` is the file of another row, if it is not the row's own.
+
+
+def duplicate_text(name: str, line_first: int, file: str = "") -> str:
+    """Return the reason to reject the second row of a name."""
+    first = f"in {file}:{line_first}" if file else f"on line {line_first}"
+    return f"duplicate name {shown(name)}, first {first}"
+
+
+def rejected_dependency_text(name: str, line: int, file: str = "") -> str:
+    """Return the reason to reject a row that waits for a rejected one."""
+    place = f"{file}:{line}" if file else f"line {line}"
+    return f"waits for {shown(name)}, which was rejected ({place})"
+
+
+def unknown_dependency_text(name: str) -> str:
+    """Return the reason to reject a row that waits for an unknown name."""
+    return f"waits for {shown(name)}, which neither the file nor the broker has"
+
+
+def cycle_text(cycle: Sequence[str], tasks: int) -> str:
+    """Return the reason to reject tasks in a cycle: one cycle, and how many tasks are in it."""
+    names = [*map(shown, [*cycle, cycle[0]])]
+    if len(names) > CYCLE_NAMES_SHOWN:
+        left_out = len(names) - CYCLE_NAMES_SHOWN
+        half = CYCLE_NAMES_SHOWN // 2
+        names = [*names[:half], f"… {left_out} more …", *names[-half:]]
+    more = f" ({tasks} tasks wait for each other)" if tasks > len(cycle) else ""
+    return f"is in a cycle{more}: {' after '.join(names)}"
+
+
+def too_many_error(first: RejectedRow) -> InvalidCampaign:
+    """Return the error for a file with too many bad rows. `first` is the first of them."""
+    limit = f"more than {REJECTED_MAX:,} bad lines"
+    return InvalidCampaign(f"{first.file}: {limit}, the first: {first} (is the format right?)")
+
+
+# Files.
+
+
+def write_rejected(rejected: Iterable[RejectedRow], to: Path | None = None) -> list[Path]:
+    """Write rejected rows to one file, or beside each input file. Return the paths.
+
+    A line is a JSON object. Replaces the files of an earlier run. Raises `InvalidCampaign`.
+    """
+    by_path: dict[Path, list[RejectedRow]] = {}
+    for one in rejected:
+        by_path.setdefault(to or Path(one.file + REJECTED_SUFFIX), []).append(one)
+    encoder = msgspec.json.Encoder(enc_hook=repr)
+    for path, some in by_path.items():
+        unfinished = path.with_name(f".{path.name}.new")
+        try:
+            with unfinished.open("wb") as file:
+                file.writelines(encoder.encode(row) + b"\n" for row in some)
+            os.replace(unfinished, path)  # noqa: PTH105  # atomic, and named for it
+        except OSError as wrong:
+            raise InvalidCampaign(f"{path}: {wrong.strerror}") from None
+    return list(by_path)
 
 
 #: Keys that tasks with a payload can't have.
@@ -58,9 +133,9 @@ class LoadedCampaign(Struct):
     lines: array[int]
     #: In the order of lines.
     rejected: list[RejectedRow]
-    #: Of all tasks whose line is good, including those in cycles and behind rejected ones.
+    #: Of all tasks whose line is good, including cycles and tasks behind rejected rows.
     summary: GraphSummary
-    #: Its format, and the skipped lines.
+    #: The format, and the skipped lines.
     choice: FormatChoice
     skipped: SkippedLines
 
@@ -126,7 +201,7 @@ class _CampaignReader(Struct):
 
 
 def _with_defaults(raw: dict[str, object], defaults: dict[str, object]) -> dict[str, object]:
-    """Return a row with defaults. Those of commands and calls are for such tasks only."""
+    """Return a row with defaults. Some are for commands and calls only."""
     is_plain = raw.get("payload") is not None
     more = {key: value for key, value in defaults.items() if not (is_plain and key in _OF_COMMANDS)}
     return more | {key: value for key, value in raw.items() if value is not None}
@@ -151,7 +226,7 @@ def read_campaign(path: str | Path, options: FileOptions | None = None) -> Loade
 
 
 def _check_graph(reading: _CampaignReader) -> LoadedCampaign:
-    """Reject tasks that are in a cycle or depend on a rejected task, and sort the others."""
+    """Reject tasks that are in a cycle or depend on a rejected task, and sort what is left."""
     specs, lines = reading.specs, reading.lines
     graph = graph_of(specs, reading.numbers)
     levels = levels_of(graph)
@@ -186,7 +261,7 @@ def _check_graph(reading: _CampaignReader) -> LoadedCampaign:
 
 
 def _is_first_of_bundle(spec: TaskSpec) -> bool:
-    """Return whether a task is the one that is reported when its bundle is rejected."""
+    """Return whether a task is the task that is reported when its bundle is rejected."""
     return spec.bundle_ref is None or not spec.bundle_ref.offset
 
 

@@ -1,7 +1,8 @@
-"""One task as a user writes it: its keys, and the one place that checks them.
+"""A task as a user writes it: its keys, and the only check of them.
 
-Files, the command line and Python all make a dict with these keys and pass it to `check_task`.
-Does not import file formats or the broker's columns.
+Files, the command line and Python all make a dict with these keys and pass it to `check_task`. A
+row with recipients is a bundle (fan-out): one payload, and a task for each recipient. The format of
+that payload is in `wire.payloads`. Does not import file formats or the broker's columns.
 """
 
 from __future__ import annotations
@@ -9,45 +10,18 @@ from __future__ import annotations
 import difflib
 from typing import TYPE_CHECKING, Any, Final
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from taskyard.calls import inputs, payloads
-from taskyard.campaign import lanes
-from taskyard.campaign.values import (
-    InvalidValue,
-    TimeSpec,
-    duration_text,
-    format_time,
-    read_amount,
-    read_arguments,
-    read_call,
-    read_command,
-    read_directory,
-    read_duration,
-    read_environment,
-    read_exit_statuses,
-    read_keywords,
-    read_lane,
-    read_multiples,
-    read_name,
-    read_names,
-    read_paths,
-    read_payload,
-    read_positive_duration,
-    read_priority,
-    read_recipients,
-    read_resources,
-    read_size,
-    read_slots,
-    read_time,
-    shown,
-)
-from taskyard.core.limits import NUMBER_MAX, SECOND_NS
+from taskyard.calls.payloads import encode_value
+from taskyard.campaign import lanes, values
+from taskyard.campaign.values import InvalidValue, TimeSpec, duration_text, format_time, shown
+from taskyard.core.limits import NAME_BYTES_MAX, NUMBER_MAX, SECOND_NS, TASKS_PER_MESSAGE_MAX
 from taskyard.core.resources import CPUS, GPUS, MEMORY, UNIT, Resources
 from taskyard.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 #: Default backoff of a retry schedule.
 BACKOFF_NS: Final = SECOND_NS
@@ -88,9 +62,9 @@ class TaskSpec(Struct, kw_only=True, gc=False, omit_defaults=True):
     kwargs: dict[str, object] | None = None
     #: Bytes for a worker's own code.
     payload: bytes | None = None
-    #: Its dependencies, without duplicates.
+    #: The tasks that it waits for, without duplicates.
     after: tuple[str, ...] = ()
-    #: None: `exec` for a command, `call` for a call, `default` for a payload.
+    #: None means `exec` for a command, `call` for a call, `default` for a payload.
     service: str | None = None
     #: "" for the service's open lane.
     lane: str = ""
@@ -121,32 +95,32 @@ class TaskSpec(Struct, kw_only=True, gc=False, omit_defaults=True):
 
 #: Each key of a row: the field that it sets, and the function that reads its value.
 KEYS: Final[dict[str, tuple[str, Callable[[object], object]]]] = {
-    "name": ("name", read_name),
-    "argv": ("argv", read_command),
-    "call": ("call", read_call),
-    "args": ("args", read_arguments),
-    "kwargs": ("kwargs", read_keywords),
-    "payload": ("payload", read_payload),
-    "recipients": ("recipients", read_recipients),
-    "after": ("after", read_names),
-    "service": ("service", read_name),
-    "lane": ("lane", read_lane),
-    "priority": ("priority", read_priority),
-    "due": ("due", read_time),
-    "expiry": ("expiry", read_time),
-    "retries": ("retries", read_multiples),
-    "backoff": ("backoff_ns", read_duration),
-    "time_limit": ("time_limit_ns", read_positive_duration),
-    "slots": ("slots", read_slots),
-    "cpus": ("cpus", read_amount),
-    "memory": ("memory", read_size),
-    "gpus": ("gpus", read_amount),
-    "resources": ("resources", read_resources),
-    "env": ("env", read_environment),
-    "cwd": ("cwd", read_directory),
-    "inputs": ("inputs", read_paths),
-    "outputs": ("outputs", read_paths),
-    "final_exit_status": ("final_exit_status", read_exit_statuses),
+    "name": ("name", values.read_name),
+    "argv": ("argv", values.read_command),
+    "call": ("call", values.read_call),
+    "args": ("args", values.read_arguments),
+    "kwargs": ("kwargs", values.read_keywords),
+    "payload": ("payload", values.read_payload),
+    "recipients": ("recipients", values.read_recipients),
+    "after": ("after", values.read_names),
+    "service": ("service", values.read_name),
+    "lane": ("lane", values.read_lane),
+    "priority": ("priority", values.read_priority),
+    "due": ("due", values.read_time),
+    "expiry": ("expiry", values.read_time),
+    "retries": ("retries", values.read_multiples),
+    "backoff": ("backoff_ns", values.read_duration),
+    "time_limit": ("time_limit_ns", values.read_positive_duration),
+    "slots": ("slots", values.read_slots),
+    "cpus": ("cpus", values.read_amount),
+    "memory": ("memory", values.read_size),
+    "gpus": ("gpus", values.read_amount),
+    "resources": ("resources", values.read_resources),
+    "env": ("env", values.read_environment),
+    "cwd": ("cwd", values.read_directory),
+    "inputs": ("inputs", values.read_paths),
+    "outputs": ("outputs", values.read_paths),
+    "final_exit_status": ("final_exit_status", values.read_exit_statuses),
 }
 
 #: Names of our keys in other systems, for hints.
@@ -356,3 +330,95 @@ def _bundle_row(spec: TaskSpec, bundle_ref: BundleRef) -> dict[str, object]:
     whole = payloads.decode_bundle(spec.payload or b"")
     lane = {"lane": bundle_ref.template} if bundle_ref.template else {}
     return lane | {"name": bundle_ref.bundle, "payload": whole.body, "recipients": whole.recipients}
+
+
+#: The default lane template of a bundle, where its service has none.
+RECIPIENT_LANE: Final = "{recipient}"
+
+#: A bundle is accepted or refused as a whole, so it is one message.
+RECIPIENTS_MAX: Final = TASKS_PER_MESSAGE_MAX
+
+
+def expand_row(raw: object, campaign: str = "") -> Sequence[TaskSpec]:
+    """Return the checked tasks of a row: one, or those of a bundle. Raises `InvalidTask`."""
+    if not isinstance(raw, dict) or raw.get("recipients") is None:
+        return (check_task(raw, campaign),)
+    return _bundle_tasks(raw, campaign)
+
+
+def _bundle_tasks(raw: dict[str, Any], campaign: str) -> list[TaskSpec]:
+    if raw.get("payload") is None:
+        raise InvalidTask('has "recipients" but no "payload"')
+    try:
+        recipients = values.read_recipients(raw["recipients"])
+    except InvalidValue as bad:
+        raise key_error_text("recipients", bad) from None
+    _check_count(len(recipients))
+    own = {key: value for key, value in raw.items() if key not in ("recipients", "lane")}
+    whole = check_task(own | {"payload": _payload(raw["payload"], recipients)}, campaign)
+    template = _template(raw.get("lane"))
+    _check_name(whole.name, len(recipients))
+    parts = [
+        structs.replace(
+            whole,
+            name=payloads.task_name(whole.name, offset),
+            bundle_ref=BundleRef(whole.name, offset, one, template),
+        )
+        for offset, one in enumerate(recipients)
+    ]
+    if template:
+        for bundle_ref in parts:
+            bundle_ref.lane = lane_of(bundle_ref, campaign, template)
+    return parts
+
+
+def _check_count(count: int) -> None:
+    if count > RECIPIENTS_MAX:
+        raise InvalidTask(
+            f'"recipients" must be at most {RECIPIENTS_MAX:,}, not {count:,} (split the bundle)'
+        )
+
+
+def _check_name(name: str, count: int) -> None:
+    length = len(payloads.task_name(name, count - 1).encode())
+    if length > NAME_BYTES_MAX:
+        raise InvalidTask(
+            f'"name" must leave room for /{count - 1}: at most {NAME_BYTES_MAX} bytes with it, not '
+            f"{length}"
+        )
+
+
+def _payload(body: object, recipients: Sequence[object]) -> bytes:
+    """Return the payload of a bundle: the body and the recipients as JSON."""
+    if isinstance(body, bytes):
+        try:
+            body = body.decode()
+        except UnicodeDecodeError:
+            raise InvalidTask(
+                '"payload" of a bundle must be text or JSON, not bytes (put them in a file)'
+            ) from None
+    try:
+        encoded = encode_value(body, "payload")
+        return payloads.encode_bundle(encoded, encode_value(list(recipients), "list of recipients"))
+    except UserError as wrong:
+        raise InvalidTask(str(wrong)) from None
+
+
+def _template(lane: object) -> str:
+    """Return the lane template of a bundle. Empty: none was given."""
+    if lane is None or lane == "":
+        return ""
+    try:
+        return values.read_name(lane)
+    except InvalidValue as bad:
+        raise key_error_text("lane", bad) from None
+
+
+def assign_lanes(specs: Iterable[TaskSpec], campaign: str, template: str) -> None:
+    """Set the lanes of a bundle's tasks that give none, by the template of their service.
+
+    Without a template, a task's lane is its recipient. Raises `InvalidTask`.
+    """
+    for spec in specs:
+        if not spec.lane:
+            spec.lane = lane_of(spec, campaign, template or RECIPIENT_LANE)

@@ -91,7 +91,7 @@ class TimeSpec(msgspec.Struct, frozen=True, gc=False):
 
 
 def read_lane(value: object) -> str:
-    """Read a lane. The empty one is the open lane."""
+    """Read a lane. The empty name is the open lane."""
     return read_name(value) if value != "" else ""
 
 

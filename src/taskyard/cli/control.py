@@ -132,7 +132,7 @@ def _connected(
         raise UserError(f"no tasks chosen (give names or {scopes.STATE_FLAGS})")
     with connect_client(cli_context) as client:
         if names:
-            yield client, tuple(client.resolve(names))
+            yield client, _resolve_names(client, names)
             return
         scopes.check_campaign(client, chosen.campaign)
         service = scopes.service_of_lane(client, chosen.lane, chosen.service)
@@ -287,6 +287,18 @@ def _terms(changes: TaskChanges) -> dict[str, Any]:
 def _read(key: str, value: object) -> Any:  # noqa: ANN401  # by key
     """Return the value of a task key as a task has it."""
     return KEYS[key][1](value)
+
+
+def _resolve_names(client: InternalClient, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return full names. Print what is on each line that was given by its number."""
+    resolved = client.resolve(names)
+    found = client.existing(resolved)
+    labels = client.line_labels([*found.values()])
+    for given, name in zip(names, resolved, strict=True):
+        if name in labels and given not in (name, found[name]["name"]):
+            command = (client.show(name)["argv"] or [""])[-1]
+            click.echo(escape_line(f"{labels[name]}: {command}"), err=True)
+    return (*resolved,)
 
 
 def _unchanged(client: InternalClient, targets: Sequence[str] | Scope) -> tuple[int, int]:

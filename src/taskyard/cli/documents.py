@@ -447,6 +447,12 @@ class RunDocument(JsonDocument, tag="run"):
     stopped: str = ""
 
 
+class RunsDocument(JsonDocument, tag="run"):
+    """`run` with several files."""
+
+    runs: list[RunDocument]
+
+
 class ConfigSetting(Document):
     """A setting with the origin of its value."""
 

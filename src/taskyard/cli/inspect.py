@@ -99,16 +99,24 @@ def why(
         return
     with connect_read_only(cli_context) as broker:
         stats = [broker.explain(name) for name in broker.resolve(names)] if names else []
+        lines = broker.line_labels(stats)
         found = [] if names else _find_lanes(broker, lane, service)
     if cli_context.as_json:
         print_document(documents.WhyDocument(tasks=stats, lanes=found))
         return
     for one in stats:
-        click.echo(f"{escape_line(full_name(one))}: {escape_line(one['sentence'])}")
+        click.echo(f"{_labelled_name(one, lines)}: {escape_line(one['sentence'])}")
     for one in found:
         click.echo(
             f"{escape_line(one['service'])}/{escape_line(one['lane'])}: {escape_line(one['why'])}"
         )
+
+
+def _labelled_name(view: dict[str, Any], lines: dict[str, str]) -> str:
+    """Return the full name of a task, with the line of a file that it is."""
+    name = full_name(view)
+    line = f" ({lines[name]})" if name in lines else ""
+    return escape_line(f"{name}{line}")
 
 
 def _explain_campaign(cli_context: CliContext, campaign: str) -> None:
@@ -121,13 +129,14 @@ def _explain_campaign(cli_context: CliContext, campaign: str) -> None:
         failed = broker.tasks(scope_of(campaign=campaign, states=[TaskState.FAILED]))
         names = [full_name(view) for view in islice(failed, FAILURES_LISTED_MAX)]
         failures = [broker.explain(name) for name in names]
+        lines = broker.line_labels(failures)
         slowest = slowest_tasks(broker, scope) if total <= SLOWEST_SEARCHED_MAX else []
     if cli_context.as_json:
         print_document(documents.WhyDocument(tasks=failures, lanes=[], slowest=slowest))
         return
     click.echo(f"campaign {escape_line(campaign)}: {format_counts(counts)}")
     for one in failures:
-        click.echo(f"  {escape_line(full_name(one))}: {escape_line(one['sentence'])}")
+        click.echo(f"  {_labelled_name(one, lines)}: {escape_line(one['sentence'])}")
     if counts["failed"] > len(failures):
         more = counts["failed"] - len(failures)
         click.echo(f"  and {more:,} more failed (see `taskyard list --failed`)")

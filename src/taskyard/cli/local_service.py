@@ -1,4 +1,4 @@
-"""The broker of `map` and `run`: the running one, or their own with workers until they end.
+"""The broker of `map` and `run`: a running broker, or their own with workers until they end.
 
 Owns which of several commands on one state directory starts the broker, and what happens to the
 others when that one ends: one of them starts the next broker on the same state and continues. All
@@ -25,31 +25,14 @@ from taskyard.cli.connection import broker_location, connect_client, connect_to,
 from taskyard.cli.daemon_options import given_resource_options, jobs_of_workers, local_machine
 from taskyard.cli.format import format_count
 from taskyard.cli.options import CliContext
-from taskyard.core.resources import (
-    CPUS,
-    GPUS,
-    MEMORY,
-    fits,
-    format_amount,
-    format_bytes,
-    format_resources,
-    lacking,
-)
+from taskyard.cli.run_report import TaskGroup
+from taskyard.core import resources
 from taskyard.core.states import TaskState
 from taskyard.errors import ClientClosed, Interrupted, NoBroker, UserError
 from taskyard.net import endpoints
+from taskyard.process import state_files
 from taskyard.process.fork import can_fork
 from taskyard.process.machine import usable_cores
-from taskyard.process.state_files import (
-    LOCAL_FILE,
-    LOCK_FILE,
-    LocalLock,
-    MapLock,
-    forget_map,
-    is_orphaned,
-    killed_maps,
-    lock_holder,
-)
 from taskyard.process.supervisor import Supervisor, WorkerSpec, stop_signals_as_interrupt
 from taskyard.settings.keys import SERVICES
 from taskyard.worker.allow_list import is_module_allowed
@@ -78,6 +61,9 @@ CANCEL_SECONDS: Final = 5.0
 #: States of tasks that workers will run, and of tasks that no worker has yet.
 _RUNNABLE: Final = ("delayed", "ready", "leased")
 UNSTARTED: Final = (TaskState.BLOCKED, TaskState.DELAYED, TaskState.READY)
+
+#: Begins the mark of a killed run whose tasks belong to no campaign.
+_NO_CAMPAIGN: Final = "@"
 
 #: The parameters of `service_options` without resources.
 _PARAMETERS: Final = ("workers", "jobs", "allow", "allow_pickle")
@@ -132,29 +118,29 @@ def call_problem(call: str, allow: Sequence[str]) -> str:
 def check_resources(subject: str, needed: Resources, worker_spec: WorkerSpec) -> None:
     """Raise `UserError` if no worker of this command has the resources of a task."""
     workers = [worker_spec.share(number + 1).resources() for number in range(worker_spec.workers)]
-    if any(fits(needed, dict(one)) for one in workers):
+    if any(resources.fits(needed, dict(one)) for one in workers):
         return
-    largest = max(workers, key=lambda one: -len(lacking(needed, dict(one))))
-    missing = lacking(needed, dict(largest))
+    largest = max(workers, key=lambda one: -len(resources.lacking(needed, dict(one))))
+    missing = resources.lacking(needed, dict(largest))
     raise UserError(
-        f"{subject}: needs {format_resources(missing)}, but a local worker has "
-        f"{format_resources(largest)} (give {_worker_option(*missing[0])})"
+        f"{subject}: needs {resources.format_resources(missing)}, but a local worker has "
+        f"{resources.format_resources(largest)} (give {_worker_option(*missing[0])})"
     )
 
 
 def _worker_option(name: bytes, amount: int) -> str:
     """Return the option that gives workers an amount of a resource."""
-    text = format_amount(name, amount)
-    if name == MEMORY:
-        text = format_bytes(amount, up=True).replace(" ", "").removesuffix("iB")
+    text = resources.format_amount(name, amount)
+    if name == resources.MEMORY:
+        text = resources.format_bytes(amount, up=True).replace(" ", "").removesuffix("iB")
     key = name.decode(errors="backslashreplace")
-    if name in (CPUS, GPUS, MEMORY):
+    if name in (resources.CPUS, resources.GPUS, resources.MEMORY):
         return f"--worker-{key} {text}"
     return f"--worker-resource {key}={text}"
 
 
 class LocalService:
-    """A broker on a state directory: a running one, or one that this command starts.
+    """A broker on a state directory: a running broker, or a broker that this command starts.
 
     `open` it before use, and `close` it.
     """
@@ -180,14 +166,14 @@ class LocalService:
         self._worker_spec = worker_spec
         self._check_own = check_own
         self._early_workers = early_workers
-        #: Whether the broker continues when this command and others like it have ended.
+        #: Whether the broker continues when this and similar commands have ended.
         self.is_lasting = True
         #: Why no task can run any more. Empty while tasks can run.
         self.exit_reason = ""
         #: Whether `close` waits for running tasks of an own broker. They run again otherwise.
         self.finish_running = True
-        self._lock: LocalLock | None = None
-        self._map_lock: MapLock | None = None
+        self._lock: state_files.LocalLock | None = None
+        self._map_lock: state_files.MapLock | None = None
         self._supervisor: Supervisor | None = None
         self._closing = threading.Event()
         self._is_main_thread = threading.current_thread() is threading.main_thread()
@@ -201,77 +187,75 @@ class LocalService:
             report_unused_options(self._cli_context)
 
     def _try_open(self) -> bool:
-        if lock_holder(self._state / LOCAL_FILE) is not None:
+        if state_files.lock_holder(self._state / state_files.LOCAL_FILE) is not None:
             self._await_broker_of_other()
             return self._connect_to_running(is_lasting=False)
-        if self._is_in_use() and not is_orphaned(self._state):
+        if self._is_in_use() and not state_files.is_orphaned(self._state):
             return self._connect_to_running(is_lasting=True)
         return self._open_own()
 
     def _is_in_use(self) -> bool:
-        return lock_holder(self._state / LOCK_FILE) is not None
+        return state_files.lock_holder(self._state / state_files.LOCK_FILE) is not None
 
     def start_workers(self) -> None:
         """Start the workers of an own broker, unless they were started early."""
         if self._supervisor is not None and not self._early_workers:
             self._supervisor.start_workers(self._worker_spec)
 
-    def report_others(self, campaign: str) -> None:
+    def report_others(self, *campaigns: str) -> None:
         """Report unfinished tasks of other campaigns, which the own workers will run as well."""
         if self._supervisor is None:
             return
         status = self.client.status()
         others = sum(status["counts"][state] for state in _RUNNABLE)
         for one in status["campaigns"]:
-            if one["name"] == campaign:
+            if one["name"] in campaigns:
                 others -= sum(one["counts"][state] for state in _RUNNABLE)
         if others > 0:
             self._cli_context.info(
-                f"{format_count(others, 'unfinished task')} of other campaigns will run too (see "
+                f"{format_count(others, 'other unfinished task')} will run too (see "
                 "`taskyard list`)"
             )
 
-    def stop_campaign(self, campaign: str, *, finish_running: bool, is_resumable: bool) -> None:
-        """Let no more tasks of a campaign start, and end running ones unless they shall finish.
+    def stop_tasks(self, group: TaskGroup, *, finish_running: bool, is_resumable: bool) -> None:
+        """Let no more tasks of a run start, and end running tasks unless they shall finish.
 
         Tasks of an own broker stay queued if they are resumable, and run when it is started again.
-        Others are cancelled. Returns when all tasks that shall finish have settled.
+        Other tasks are cancelled. Returns when all tasks that shall finish have settled.
         """
         supervisor = self._supervisor
         self.finish_running = finish_running
         if supervisor is None or not is_resumable:
             states = UNSTARTED if finish_running else (*UNSTARTED, TaskState.LEASED)
-            cancelled = self.client.cancel(campaign=campaign, states=states, timeout=CANCEL_SECONDS)
+            cancelled = self.client.cancel(group.scope(*states), timeout=CANCEL_SECONDS)
             if cancelled:
                 self._cli_context.info(f"cancelled {format_count(cancelled, 'task')}")
         if not finish_running:
             return
         if supervisor is None:
-            self._await_running(campaign)
+            self._await_running(group)
         else:
             supervisor.finish_workers()
             self.client.status()  # futures of tasks that ended before this reply are settled
 
-    def _await_running(self, campaign: str) -> None:
-        """Wait for the running tasks of a campaign on a broker of others."""
+    def _await_running(self, group: TaskGroup) -> None:
+        """Wait for the running tasks of a run on a running broker."""
         is_reported = False
-        while any(
-            one["counts"]["leased"]
-            for one in self.client.status()["campaigns"]
-            if one["name"] == campaign
-        ):
+        while any(self.client.tasks(group.scope(TaskState.LEASED))):
             if not is_reported:
                 self._cli_context.info("waiting for running tasks (Ctrl-C leaves them)")
             is_reported = True
             time.sleep(POLL_SECONDS)
 
-    def mark_temporary(self, campaign: str) -> None:
-        """Have the tasks of a campaign cancelled by a later command if this one is killed.
+    def mark_temporary(self, group: TaskGroup) -> None:
+        """Have the tasks of a run cancelled by a later command if this command is killed.
 
         A broker that lasts runs them instead.
         """
         if not self.is_lasting:
-            self._map_lock = MapLock(self._state, campaign)
+            self._map_lock = state_files.MapLock(
+                self._state, group.campaign or f"{_NO_CAMPAIGN}{group.match}"
+            )
 
     def unmark_temporary(self) -> None:
         """Undo `mark_temporary`, when no task of the campaign is left."""
@@ -293,9 +277,9 @@ class LocalService:
     def _await_broker_of_other(self) -> None:
         """Wait until the command that holds the lock has started its broker, or has ended."""
         deadline = time.monotonic() + START_SECONDS
-        files = self._state / LOCAL_FILE, self._state / LOCK_FILE
+        files = self._state / state_files.LOCAL_FILE, self._state / state_files.LOCK_FILE
         while time.monotonic() < deadline:
-            holder, broker = map(lock_holder, files)
+            holder, broker = map(state_files.lock_holder, files)
             if holder is None or broker is not None:
                 return
             time.sleep(POLL_SECONDS / 10)
@@ -322,13 +306,13 @@ class LocalService:
     def _open_own(self) -> bool:
         """Start a broker and connect. Return False if another command was faster."""
         self._check_own()
-        lock = LocalLock.take(self._state)
+        lock = state_files.LocalLock.take(self._state)
         if lock is None:
             return False
         if not self._may_start():
             lock.release()
             return False
-        killed = killed_maps(self._state)
+        killed = state_files.killed_maps(self._state)
         status = self._start(lock, has_workers=self._early_workers and not killed)
         if status is None:
             self.client, self.is_lasting = self._connect(), False
@@ -339,33 +323,36 @@ class LocalService:
             raise click.exceptions.Exit(status)
         return status is None
 
-    def _cancel_killed(self, campaigns: Sequence[str]) -> None:
-        """Cancel the tasks of killed maps before workers start. No process waits for them."""
-        if not campaigns:
+    def _cancel_killed(self, marks: Sequence[str]) -> None:
+        """Cancel the tasks of killed runs before workers start. No process waits for them."""
+        if not marks:
             return
-        states, cancelled = (*UNSTARTED, TaskState.LEASED), 0
-        for campaign in campaigns:
-            cancelled += self.client.cancel(
-                campaign=campaign, states=states, timeout=CANCEL_SECONDS
-            )
-            forget_map(self._state, campaign)
+        cancelled = 0
+        for mark in marks:
+            match = mark.removeprefix(_NO_CAMPAIGN)
+            group = TaskGroup("", match) if match != mark else TaskGroup(mark)
+            scope = group.scope(*UNSTARTED, TaskState.LEASED)
+            cancelled += self.client.cancel(scope, timeout=CANCEL_SECONDS)
+            state_files.forget_map(self._state, mark)
         if cancelled:
             self._cli_context.info(
-                f"cancelled {format_count(cancelled, 'task')} of an interrupted map"
+                f"cancelled {format_count(cancelled, 'task')} of an interrupted run"
             )
         if self._supervisor is not None and self._early_workers:
             self._supervisor.start_workers(self._worker_spec)
 
     def _may_start(self) -> bool:
         """Return whether no broker runs. The broker of a killed command ends soon."""
-        deadline = time.monotonic() + (ORPHAN_SECONDS if is_orphaned(self._state) else 0.0)
+        deadline = time.monotonic() + (
+            ORPHAN_SECONDS if state_files.is_orphaned(self._state) else 0.0
+        )
         while self._is_in_use():
             if time.monotonic() >= deadline:
                 return False
             time.sleep(POLL_SECONDS / 10)
         return True
 
-    def _start(self, lock: LocalLock, *, has_workers: bool) -> int | None:
+    def _start(self, lock: state_files.LocalLock, *, has_workers: bool) -> int | None:
         """Start a broker, perhaps with workers. Return its exit status if it did not start."""
         lock.write_holder()
         context = self._cli_context
@@ -423,7 +410,7 @@ class LocalService:
     def _follow(self) -> None:
         """Start a broker when the other command has ended, unless its broker was stopped."""
         while not self._closing.wait(POLL_SECONDS):
-            lock = LocalLock.take(self._state)
+            lock = state_files.LocalLock.take(self._state)
             if lock is None:
                 continue
             if lock.was_stopped:
@@ -436,7 +423,7 @@ class LocalService:
                 lock.release()
             return
 
-    def _take_over(self, lock: LocalLock) -> None:
+    def _take_over(self, lock: state_files.LocalLock) -> None:
         self._cli_context.info("the broker has ended with its command, starting another")
         self._early_workers = True
         try:
@@ -491,7 +478,7 @@ def own_state_in_task(cli_context: CliContext) -> Iterator[None]:
 
 
 @contextmanager
-def local_service(
+def open_service(
     cli_context: CliContext,
     worker_spec: WorkerSpec,
     *,

@@ -17,34 +17,27 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 import click
 
+from taskyard import errors
 from taskyard.cli.documents import DOCUMENT_VERSION, MapTask
 from taskyard.cli.format import escape_line, full_name, shorten_middle
 from taskyard.cli.output import encode_json, text_or_base64, write_bytes, write_lines
 from taskyard.cli.progress import ProgressBar, format_counts
 from taskyard.cli.run_policy import RunSummary, StoppedEarly
 from taskyard.core.blobs import Result
-from taskyard.core.states import TaskState
-from taskyard.errors import (
-    BytesDamaged,
-    BytesMissing,
-    BytesTruncated,
-    ExitCode,
-    TaskBlocked,
-    TaskFailed,
-    TaskyardError,
-)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator
     from concurrent.futures import Future as AnyFuture
 
-    from taskyard.cli.input_rows import InputRow
     from taskyard.cli.options import CliContext
     from taskyard.cli.run_policy import EarlyStop
+    from taskyard.cli.run_report import TaskGroup
+    from taskyard.cli.templates import InputRow
     from taskyard.client.futures import Future
     from taskyard.client.internal import InternalClient
+    from taskyard.core.events import Scope
 
-#: The most failures that are printed. The others are only counted.
+#: The most failures that are printed. Later failures are only counted.
 FAILURES_SHOWN: Final = 20
 
 #: The most characters of an input that a failure shows.
@@ -57,7 +50,7 @@ FUTURES_MAX: Final = 20_000
 #: How often `add` checks for an error of the output thread while it waits for room.
 _POLL_SECONDS: Final = 0.2
 
-#: How often the campaign's counts are read.
+#: How often progress is drawn.
 _METER_SECONDS: Final = 1.0
 
 #: How long `__exit__` waits for a line that is being written.
@@ -81,18 +74,18 @@ class MapOutput:
     def __init__(
         self,
         cli_context: CliContext,
-        campaign: str,
+        group: TaskGroup,
         parts: Callable[..., Iterable[bytes]],
         *,
-        counts: Callable[[], Mapping[str, int]],
         ends_lines: bool = True,
     ) -> None:
-        """Prepare the output.
-
-        `parts` returns the parts of a stream of a task, `counts` the campaign's tasks by state.
-        """
+        """Prepare the output. `parts` returns the parts of a stream of a task."""
         self._cli_context = cli_context
-        self._campaign = campaign
+        self._group = group
+        #: Whether stdout gets a document of all tasks.
+        self.has_document = False
+        #: Whether tasks are only counted, and nothing is printed.
+        self.is_counted_only = False
         self._parts = parts
         #: Printed after failures.
         self.retry_hint = ""
@@ -110,20 +103,23 @@ class MapOutput:
         self._inputs: dict[str, _TaskInput] = {}
         #: Whether a result that does not end with a newline gets one.
         self._ends_lines = ends_lines
-        #: Whether results are printed by the tasks. Those of functions are returned.
+        #: Whether results are printed by the tasks. Functions return theirs.
         self.prints_results = True
         self._counts: Counter[str] = Counter()
-        self._truncated = 0
+        self.truncated = 0
         self._total: int | None = None
         self.stopped: StoppedEarly | None = None
         #: Whether the output ends before all tasks have settled.
         self._is_cut = False
-        self._bar = ProgressBar(cli_context, campaign, drawn=not sys.stdout.isatty())
-        self._meter = _CampaignMeter(self._bar, counts)
+        self._bar = ProgressBar(
+            cli_context, group.campaign or "tasks", drawn=not sys.stdout.isatty()
+        )
+        #: Tasks that have settled, also if their results wait for earlier tasks.
+        self._meter = _SettledMeter(self._bar)
 
     def __enter__(self) -> Self:
-        if self._cli_context.as_json:
-            campaign = encode_json(self._campaign).decode()
+        if self.has_document:
+            campaign = encode_json(self._group.campaign).decode()
             click.echo(f'{{"document":"map","campaign":{campaign},"tasks":[', nl=False)
         self._bar.__enter__()
         self._meter.start()
@@ -143,10 +139,10 @@ class MapOutput:
 
     def _close(self) -> None:
         counts = dict(self._counts)
-        if self._cli_context.as_json:
+        if self.has_document:
             end = {
                 "counts": counts,
-                "truncated": self._truncated,
+                "truncated": self.truncated,
                 "stopped": self._stop_reason(),
                 "version": DOCUMENT_VERSION,
             }
@@ -154,10 +150,8 @@ class MapOutput:
         self.flush()  # the last result comes before the summary, and its reader may have stopped
         if self._cli_context.quiet or not self.has_summary:
             return
-        truncated = f", {self._truncated:,} truncated" if self._truncated else ""
-        click.echo(
-            f"campaign {escape_line(self._campaign)}: {format_counts(counts)}{truncated}", err=True
-        )
+        truncated = f", {self.truncated:,} truncated" if self.truncated else ""
+        click.echo(f"{self._group.label}{format_counts(counts)}{truncated}", err=True)
         if counts.get("failed"):
             click.echo(self.retry_hint, err=True)
 
@@ -170,10 +164,13 @@ class MapOutput:
         """Set the input of a task, for tags and failures."""
         self._inputs[future.full_name] = _TaskInput(row.place, row.text)
 
+    def count(self, future: Future) -> None:
+        """Show the progress of a task when it settles."""
+        self._meter.add(future)
+
     def all_submitted(self, total: int) -> None:
         """Set the number of tasks, when all are submitted."""
-        self._total = total
-        self._meter.is_total_known = True
+        self._total = self._meter.total = total
 
     def stop(self, error: StoppedEarly | None) -> None:
         """Print why the command stops early. Cancelled tasks are only counted from now on.
@@ -196,14 +193,14 @@ class MapOutput:
         state, value, reason = self._outcome(future)
         is_truncated = state == "done" and bool(reason)
         self._counts[state] += 1
-        self._truncated += is_truncated
-        if self._cli_context.as_json:
+        self.truncated += is_truncated
+        if self.has_document:
             self._write_json(future, state, value, reason)
-        elif self.is_shown:
+        elif self.is_shown and not self.is_counted_only:
             self._write_result(future.full_name, value)
         has_run, is_shown = (
             state in ("done", "failed"),
-            self.is_shown and not self._cli_context.quiet,
+            self.is_shown and not (self._cli_context.quiet or self.is_counted_only),
         )
         if has_run and future.has_stderr and is_shown:
             self._write_stderr(future.full_name, state)
@@ -217,8 +214,8 @@ class MapOutput:
     def _outcome(self, future: Future) -> tuple[str, Iterable[bytes], str]:
         """Return the state, the parts of the result, and the reason of a settled task.
 
-        The reason of a done task is that its result is truncated. The result of a failed one is the
-        stdout of its last attempt. Errors that are not about the task are raised.
+        The reason of a done task is that its result is truncated. The result of a failed task is
+        the stdout of its last attempt. Errors that are not about the task are raised.
         """
         if future.cancelled():
             return "cancelled", (), f"task {future.full_name} was cancelled"
@@ -226,26 +223,26 @@ class MapOutput:
         if error is None:
             is_long = isinstance(future.result(), Result)
             return "done", self._parts(future.full_name) if is_long else (future.bytes(),), ""
-        if isinstance(error, BytesTruncated):
+        if isinstance(error, errors.BytesTruncated):
             kept = error.output
             end = kept.encode(errors="surrogateescape") if isinstance(kept, str) else kept
             return "done", (end,), str(error)
-        if isinstance(error, TaskBlocked):
+        if isinstance(error, errors.TaskBlocked):
             return "blocked", (), str(error)
-        if isinstance(error, TaskFailed):
+        if isinstance(error, errors.TaskFailed):
             has_stdout = future.has_stderr and self.prints_results
             return "failed", self._kept(future.full_name) if has_stdout else (), str(error)
         raise error
 
     def _kept(self, name: str, stream: str = "stdout") -> Iterator[bytes]:
-        """Yield what is kept of a stream of a task's last attempt, and report the rest."""
+        """Yield what is kept of a stream of a task's last attempt, and report what is missing."""
         try:
             yield from self._parts(name, stream)
-        except (BytesDamaged, BytesMissing, BytesTruncated) as error:
+        except (errors.BytesDamaged, errors.BytesMissing, errors.BytesTruncated) as error:
             self._report(str(error))
 
     def _write_result(self, name: str, parts: Iterable[bytes]) -> None:
-        """Write the result of a task, or the rest of it if lines were printed before."""
+        """Write the result of a task, without lines that were printed before."""
         with self.live.lock if self.live is not None else nullcontext():
             skipped = 0 if self.live is None else self.live.printed(name)
             rest = _after(parts, skipped)
@@ -290,13 +287,13 @@ class MapOutput:
             return f"{row}: {reason}"
         problem = "behind a failed task" if state == "blocked" else state
         error = None if future.cancelled() else future.exception()
-        if isinstance(error, TaskFailed) and error.reason:
+        if isinstance(error, errors.TaskFailed) and error.reason:
             problem = f"{problem}: {error.reason}"
         return f"{row}: {problem} ({future.full_name})"
 
     def _report(self, reason: str) -> None:
         """Write the first failures and truncations to stderr."""
-        if self._counts.total() - self._counts["done"] + self._truncated <= FAILURES_SHOWN:
+        if self._counts.total() - self._counts["done"] + self.truncated <= FAILURES_SHOWN:
             self.flush()
             self._bar.print_above(f"taskyard: {escape_line(reason)}")
 
@@ -318,14 +315,14 @@ class MapOutput:
     def summary(self, seconds: float) -> RunSummary:
         """Return the summary of a run that took `seconds`."""
         counts, reason = dict(self._counts), self._stop_reason()
-        return RunSummary(self._campaign, self.exit_code(), round(seconds, 3), counts, reason)
+        return RunSummary(self._group.campaign, self.exit_code(), round(seconds, 3), counts, reason)
 
-    def exit_code(self) -> ExitCode:
+    def exit_code(self) -> errors.ExitCode:
         if self.stopped is not None:
             return self.stopped.exit_code
-        if self._counts["failed"] or self._counts["blocked"] or self._truncated:
-            return ExitCode.TASK_FAILED
-        return ExitCode.CANCELLED if self._counts["cancelled"] else ExitCode.OK
+        if self._counts["failed"] or self._counts["blocked"] or self.truncated:
+            return errors.ExitCode.TASK_FAILED
+        return errors.ExitCode.CANCELLED if self._counts["cancelled"] else errors.ExitCode.OK
 
 
 def _after(parts: Iterable[bytes], skipped: int) -> Iterator[bytes]:
@@ -335,17 +332,17 @@ def _after(parts: Iterable[bytes], skipped: int) -> Iterator[bytes]:
         skipped = max(0, skipped - len(part))
 
 
-class _CampaignMeter:
-    """Shows the progress of a campaign in a thread, from the broker's counts.
+class _SettledMeter:
+    """Shows in a thread how many tasks have settled.
 
     Results in the order of the input may wait for a slow task. The counts do not.
     """
 
-    def __init__(self, bar: ProgressBar, counts: Callable[[], Mapping[str, int]]) -> None:
+    def __init__(self, bar: ProgressBar) -> None:
         self._bar = bar
-        self._counts = counts
-        #: Whether all tasks are submitted.
-        self.is_total_known = False
+        self._counts: Counter[str] = Counter()
+        #: How many tasks there are. None: not all are submitted.
+        self.total: int | None = None
         self._stopping = threading.Event()
         #: Held while the bar is drawn: it is not after `stop`.
         self._lock = threading.Lock()
@@ -355,22 +352,32 @@ class _CampaignMeter:
         if self._bar.is_shown:
             threading.Thread(target=self._run, name="taskyard-progress", daemon=True).start()
 
+    def add(self, future: Future) -> None:
+        """Count a task when it settles."""
+        if self._bar.is_shown:
+            future.add_done_callback(self._count)
+
+    def _count(self, future: AnyFuture[Any]) -> None:
+        """Count a settled task. Called by the thread of the session."""
+        error = None if future.cancelled() else future.exception()
+        if future.cancelled():
+            state = "cancelled"
+        elif isinstance(error, errors.TaskBlocked):
+            state = "behind"
+        else:
+            state = "done" if error is None else "failed"
+        self._counts[state] += 1
+
     def stop(self) -> None:
-        """Draw no more. Does not wait for a broker that does not answer."""
+        """Draw no more."""
         with self._lock:
             self._stopping.set()
 
     def _run(self) -> None:
         while not self._stopping.wait(_METER_SECONDS):
-            is_total_known = self.is_total_known
-            try:
-                counts = self._counts()
-            except TaskyardError:
-                return  # the main thread reports it
             with self._lock:
-                if self._bar.is_shown and not self._stopping.is_set():
-                    total = sum(counts.values()) if is_total_known else None
-                    self._bar.count(counts, total)
+                if not self._stopping.is_set():
+                    self._bar.count(self._counts.copy(), self.total, self._counts["behind"])
 
 
 class FailureCounter:
@@ -383,7 +390,7 @@ class FailureCounter:
     def count(self, future: AnyFuture[Any]) -> None:
         """Count a settled future. Called by the thread of the session."""
         error = None if future.cancelled() else future.exception()
-        if isinstance(error, TaskFailed) and not isinstance(error, TaskBlocked):
+        if isinstance(error, errors.TaskFailed) and not isinstance(error, errors.TaskBlocked):
             self._failed += 1
             self._early_stop.count_failures(self._failed, str(error))
 
@@ -445,7 +452,7 @@ class FutureWindow:
         self._raise_error()
 
     def finish_settled(self) -> int:
-        """Wait until the settled futures are passed on. Return the number of the others."""
+        """Wait until the settled futures are passed on. Return how many are not settled."""
         self._stop.set_result(None)
         self._queue.put(None)
         self._ended.wait()
@@ -505,14 +512,15 @@ class _Position(NamedTuple):
 
 
 class LiveLines:
-    """Prints lines of a campaign's running tasks. A context manager."""
+    """Prints lines of running tasks. A context manager."""
 
     def __init__(
-        self, client: InternalClient, campaign: str, write: Callable[[str, bytes], None]
+        self, client: InternalClient, scope: Scope, write: Callable[[str, bytes], None]
     ) -> None:
         """Prepare the thread. It calls `write` with a task's full name and whole lines."""
         self._client = client
-        self._campaign = campaign
+        #: The running tasks.
+        self._scope = scope
         self._write = write
         self._positions: dict[str, _Position] = {}
         #: Held while something is printed.
@@ -537,14 +545,11 @@ class LiveLines:
         return position.offset if is_last else 0
 
     def _run(self) -> None:
-        from taskyard.client.requests import scope_of  # noqa: PLC0415  # not for `--help`
-
-        scope = scope_of(campaign=self._campaign, states=[TaskState.LEASED])
         while not self._stopping.wait(LIVE_POLL_SECONDS):
             try:
-                for view in self._client.tasks(scope):
+                for view in self._client.tasks(self._scope):
                     self._poll(full_name(view))
-            except (TaskyardError, BrokenPipeError):
+            except (errors.TaskyardError, BrokenPipeError):
                 return  # the main thread reports it
 
     def _poll(self, name: str) -> None:

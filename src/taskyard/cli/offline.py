@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 #: Requests that change nothing.
 _ALLOWED_REQUESTS = (
     *(peer.STATS, peer.WORKERS, peer.SHOW, peer.EXPLAIN),
-    *(peer.LIST, peer.READ, peer.LANES),
+    *(peer.LIST, peer.READ, peer.LANES, peer.NUMBERS),
 )
 
 #: The route of the only peer.

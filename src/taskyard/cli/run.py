@@ -1,50 +1,30 @@
-"""The run of a file of tasks: from its submission until all are settled.
+"""The run of files of tasks: from their submission until all are settled.
 
-Uses the running broker, or an own one with workers. Prints outputs as `map` does.
+Uses the running broker, or an own broker with workers. Prints outputs as `map` does.
 """
 
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskyard.campaign.detection import Format
 from taskyard.campaign.reader import default_campaign_name
-from taskyard.campaign.submit_campaign import submit_campaign
+from taskyard.campaign.submitter import submit_campaign
 from taskyard.campaign.task_spec import resources_of, service_of
+from taskyard.cli import local_service, run_report
 from taskyard.cli.connection import broker_location, given_location
-from taskyard.cli.file_tasks import (
-    UNSETTLED,
-    FailedTasks,
-    FileTasks,
-    check_journal,
-)
 from taskyard.cli.format import escape_line, format_count
-from taskyard.cli.input_rows import InputRow
-from taskyard.cli.load import file_options, read_or_report, report_rejected
-from taskyard.cli.local_service import (
-    call_problem,
-    check_resources,
-    check_slots,
-    check_workers,
-    local_service,
-    make_worker_spec,
-)
-from taskyard.cli.map import MapStop, open_output, print_results
+from taskyard.cli.map import MapStop, RowDoor, open_output, print_results
 from taskyard.cli.map_output import FutureWindow
 from taskyard.cli.options import CliContext
-from taskyard.cli.output_directory import OutputDirectory
+from taskyard.cli.output import OutputDirectory
 from taskyard.cli.progress import ProgressBar
-from taskyard.cli.run_policy import (
-    EarlyStop,
-    RunPolicy,
-    RunSummary,
-    StoppedEarly,
-)
-from taskyard.cli.run_report import RunEnd, RunOptions, print_report, resume_command
+from taskyard.cli.run_policy import EarlyStop, RunPolicy, StoppedEarly
+from taskyard.cli.submit import file_options, read_or_report, report_rejected
+from taskyard.cli.templates import InputRow
 from taskyard.cli.wait import wait_target
 from taskyard.core.events import UnknownPolicy
 from taskyard.core.identity import spelling
@@ -52,16 +32,15 @@ from taskyard.core.states import TaskState
 from taskyard.errors import ExitCode, TimedOut, UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Sequence
 
     from taskyard.campaign.reader import LoadedCampaign
-    from taskyard.campaign.submit_campaign import SubmitResult
+    from taskyard.campaign.submitter import SubmitResult
     from taskyard.cli.local_service import LocalService
     from taskyard.client.futures import Future
     from taskyard.client.internal import InternalClient
     from taskyard.core.resources import Resources
     from taskyard.process.supervisor import WorkerSpec
-
 
 #: How often progress is polled.
 POLL_SECONDS: Final = 0.25
@@ -73,42 +52,90 @@ FUTURES_AT_ONCE: Final = 1000
 _ENDED: Final = (TaskState.DONE, TaskState.FAILED, TaskState.CANCELLED)
 
 
-def run_file(cli_context: CliContext, file: str, values: dict[str, Any]) -> ExitCode:
-    """Run the tasks of a file, on the running broker or on an own one."""
-    run_options, policy = _run_options(cli_context, file, values), RunPolicy.of(values)
-    name, skip_bad = run_options.campaign, run_options.skip_bad
-    if values["report"] is not None:
-        _check_report(run_options)
-    options = file_options(name, values)
-    loaded = read_or_report(cli_context, file, options, skip_bad=skip_bad)
-    worker_spec = make_worker_spec(cli_context, values, _services(loaded))
-    cli_context.interrupt_message = f"interrupted; resume with `{resume_command(run_options)}`"
-    check_own = partial(_check_own, cli_context, run_options, loaded, worker_spec)
+def run_files(cli_context: CliContext, files: Sequence[str], values: dict[str, Any]) -> ExitCode:
+    """Run the tasks of files, each a campaign, on the running broker or on its own."""
+    plans, policy = _plans(cli_context, files, values), RunPolicy.of(values)
+    services = [service for plan in plans for service in _services(plan.loaded)]
+    worker_spec = local_service.make_worker_spec(cli_context, values, services)
+    resume = run_report.resume_command(*[plan.options for plan in plans])
+    cli_context.interrupt_message = f"interrupted; resume with `{resume}`"
+
+    def check_own() -> None:
+        for plan in plans:
+            _check_own(cli_context, plan, worker_spec)
+
     began = time.monotonic()
-    with local_service(
+    with local_service.open_service(
         cli_context, worker_spec, check_own=check_own, finish_running=policy.finish_running
     ) as service:
-        file_run = _FileRun(cli_context, run_options, service, policy, loaded, values)
-        (file_run.retry_failed if run_options.retry_failed_only else file_run.run)()
-        _write_output(cli_context, service.client, values["output"], loaded, name)
-        seconds, end = time.monotonic() - began, file_run.end
-        numbers = file_run.tasks.run_counts()
-        code = print_report(run_options, service.client, seconds, end, numbers, loaded=loaded)
+        runs = [_FileRun(cli_context, service, plan, values) for plan in plans]
+        _run_all(runs, service, policy, began)
+        reports: list[run_report.RunReport] = []
+        for file_run in runs:
+            file_run.write_output()
+            reports.append(file_run.report(time.monotonic() - began))
+        code = run_report.print_reports(reports, service.client)
     if values["report"] is not None:
-        code = _make_report(cli_context, run_options, values["report"], code)
-    stop_reason = str(end.stopped or "")
-    policy.announce(
-        cli_context, RunSummary(name, code, round(seconds, 3), numbers.counts, stop_reason)
-    )
+        code = _make_report(cli_context, plans[0].options, values["report"], code)
+    policy.announce(cli_context, run_report.summary_of(reports, code))
     return code
 
 
-def _run_options(cli_context: CliContext, file: str, values: dict[str, Any]) -> RunOptions:
+class _Plan(NamedTuple):
+    """A file to run, checked."""
+
+    options: run_report.RunOptions
+    loaded: LoadedCampaign
+
+
+def _plans(cli_context: CliContext, files: Sequence[str], values: dict[str, Any]) -> list[_Plan]:
+    """Read and check files. Raises `UserError` before anything is started."""
+    if len(files) > 1 and (given := next((one for one in _ONE_FILE if values[one]), None)):
+        raise UserError(f"--{given}: needs one FILE, but there are {len(files)}")
+    plans: dict[str, _Plan] = {}
+    for file in files:
+        options = _run_options(cli_context, file, values)
+        name = options.campaign
+        if name in plans:
+            other = plans[name].options.file
+            raise UserError(f"{file}: its campaign {name} is that of {other} (run them one by one)")
+        if values["report"] is not None:
+            _check_report(options)
+        skip_bad, how = options.skip_bad, file_options(name, values)
+        plans[name] = _Plan(options, read_or_report(cli_context, file, how, skip_bad=skip_bad))
+    return [*plans.values()]
+
+
+#: Options that several files exclude.
+_ONE_FILE: Final = ("campaign", "report")
+
+
+def _run_all(
+    runs: Sequence[_FileRun], service: LocalService, policy: RunPolicy, began: float
+) -> None:
+    """Submit the tasks of all files, and wait for them in this order until a run is stopped."""
+    stopped: StoppedEarly | None = None
+    for file_run in runs:
+        file_run.submit()
+    if any(file_run.has_work for file_run in runs):
+        service.report_others(*[file_run.campaign for file_run in runs])
+        service.start_workers()
+    for file_run in runs:
+        if stopped is not None:
+            file_run.stop(stopped, policy)
+        elif file_run.has_work:
+            file_run.wait(policy.left_after(time.monotonic() - began))
+            stopped = file_run.end.stopped
+
+
+def _run_options(
+    cli_context: CliContext, file: str, values: dict[str, Any]
+) -> run_report.RunOptions:
     """Return the options of a run. Raises `UserError` if two exclude each other."""
     if values["no_retry_failed"] and values["retry_failed_only"]:
         raise UserError("--no-retry-failed and --retry-failed-only exclude each other")
     location = broker_location(cli_context)
-    return RunOptions(
+    return run_report.RunOptions(
         file=file,
         campaign=values["campaign"] or default_campaign_name(file),
         state="" if location.broker else str(location.state),
@@ -124,79 +151,102 @@ def _run_options(cli_context: CliContext, file: str, values: dict[str, Any]) -> 
 
 
 class _FileRun:
-    """One run of a file: its submission, its outputs and its end."""
+    """The run of one file: its submission, its outputs and its end."""
 
-    def __init__(  # noqa: PLR0913, PLR0917  # parts of one run
-        self,
-        cli_context: CliContext,
-        run_options: RunOptions,
-        service: LocalService,
-        policy: RunPolicy,
-        loaded: LoadedCampaign,
-        values: dict[str, Any],
+    def __init__(
+        self, cli_context: CliContext, service: LocalService, plan: _Plan, values: dict[str, Any]
     ) -> None:
         self._cli_context = cli_context
-        self._options = run_options
         self._service = service
         self._client = service.client
-        self._policy = policy
-        self._loaded = loaded
+        self._options, self._loaded = plan
         self._values = values
-        self.tasks = FileTasks(service.client, run_options.campaign, loaded.specs)
-        self.end = RunEnd()
-        self._stop = MapStop(cli_context, service, run_options.campaign, policy, is_named=True)
+        self.campaign = self._options.campaign
+        self.tasks = run_report.FileTasks(service.client, self.campaign, self._loaded.specs)
+        self.end = run_report.RunEnd()
+        #: Whether some of its tasks have not settled.
+        self.has_work = False
+        #: Failures of earlier runs that are not retried.
+        self._failed_before = 0
+        #: Full names of tasks whose outputs are not printed. None to print only `_retried`.
+        self._left_out: Collection[str] | None = ()
+        #: With --retry-failed-only: full names of failed tasks, and of tasks behind them.
+        self._retried: list[str] = []
 
-    def run(self) -> None:
-        """Submit the campaign and wait until it has settled."""
-        with self._stopped_early() as early_stop:
-            submitted = self._submit(restart_changed=True)
-            failed_before = self._start(submitted)
-            if failed_before is None:
-                return
+    def submit(self) -> None:
+        """Submit the campaign, or only retry its failed tasks."""
+        if self._options.retry_failed_only:
+            self._retry_failed()
+            return
+        submitted = self._submit(restart_changed=True)
+        kept = () if self._options.retry_failed else submitted.failed
+        self._left_out = submitted.done.union(kept)
+        self.has_work = self._start(submitted)
+
+    def _retry_failed(self) -> None:
+        failed = run_report.FailedTasks(self._client, self.campaign)
+        self.end.is_partial = bool(failed.runnable)
+        found = self._submit(check_only=True)
+        self.tasks.begin(found.existing.total(), 0)
+        self._left_out, self._retried = None, [*found.failed, *found.behind]
+        self.has_work = failed.retry(self._cli_context, found.failed, found.new)
+        self.end.exit_code = ExitCode.OK
+
+    def wait(self, policy: RunPolicy) -> None:
+        """Print outputs, and wait until the tasks have settled or are stopped early."""
+        try:
             if self._options.shows_output:
-                kept = () if self._options.retry_failed else submitted.failed
-                self._show_outputs(submitted.done.union(kept))
+                self._show_outputs(policy)
             if self.end.stopped is None:
-                self._wait(early_stop, failed_before)
+                with EarlyStop(RunPolicy() if self._options.shows_output else policy) as early_stop:
+                    (self._await_retried if self._retried else self._await)(early_stop)
+        except StoppedEarly as stopped:
+            self._cli_context.info(str(stopped))
+            self.stop(stopped, policy)
 
-    def _wait(self, early_stop: EarlyStop, failed_before: int) -> None:
-        with ProgressBar(self._cli_context, self._options.campaign) as bar:
-            for counts in _wait(self._client, self._options.campaign, self.tasks):
+    def stop(self, stopped: StoppedEarly, policy: RunPolicy) -> None:
+        """Stop the tasks, and keep why."""
+        self.end.stopped, self.end.is_partial = stopped, True
+        self._service.stop_tasks(
+            run_report.TaskGroup(self.campaign),
+            finish_running=policy.finish_running,
+            is_resumable=True,
+        )
+
+    def _await(self, early_stop: EarlyStop) -> None:
+        with ProgressBar(self._cli_context, self.campaign) as bar:
+            for counts in _wait(self._client, self.campaign, self.tasks):
                 bar.count(counts, sum(counts.values()))
-                early_stop.count_failures(counts["failed"] - failed_before)
+                early_stop.count_failures(counts["failed"] - self._failed_before)
             if self._cli_context.shows_progress:
                 counts = self.tasks.run_counts().counts
                 bar.count(counts, sum(counts.values()), counts["blocked"])
 
-    def retry_failed(self) -> None:
-        """Retry the failed tasks of the file, and wait for them and the tasks behind them."""
-        with self._stopped_early() as early_stop:
-            failed = FailedTasks(self._client, self._options.campaign)
-            self.end.is_partial = bool(failed.runnable)
-            found = self._submit(check_only=True)
-            self.tasks.begin(found.existing.total(), 0)
-            is_retried = failed.retry(self._cli_context, found.failed, found.new)
-            self.end.exit_code = ExitCode.OK
-            if not is_retried:
-                return
-            target = wait_target(self._client, [*found.failed, *found.behind])
-            self._service.report_others(self._options.campaign)
-            self._service.start_workers()
-            if self._options.shows_output:
-                self._show_outputs((), frozenset((*found.failed, *found.behind)))
-            if self.end.stopped is not None:
-                return
-            with ProgressBar(self._cli_context, self._options.campaign) as bar:
-                is_settled = False
-                while not is_settled:
-                    is_settled = target.poll(POLL_SECONDS)
-                    bar.count(target.counts, sum(target.counts.values()), target.behind_failure)
-                    early_stop.count_failures(target.counts["failed"])
-            self.end.exit_code = target.exit_code()
+    def _await_retried(self, early_stop: EarlyStop) -> None:
+        target = wait_target(self._client, self._retried)
+        with ProgressBar(self._cli_context, self.campaign) as bar:
+            is_settled = False
+            while not is_settled:
+                is_settled = target.poll(POLL_SECONDS)
+                bar.count(target.counts, sum(target.counts.values()), target.behind_failure)
+                early_stop.count_failures(target.counts["failed"])
+        self.end.exit_code = target.exit_code()
+
+    def write_output(self) -> None:
+        """Write the output of all tasks of the file to a directory, if one is given."""
+        _write_output(
+            self._cli_context, self._client, self._values["output"], self._loaded, self.campaign
+        )
+
+    def report(self, seconds: float) -> run_report.RunReport:
+        """Return what is reported of the run."""
+        return run_report.RunReport(
+            self._options, self._loaded, self.end, self.tasks.run_counts(), seconds
+        )
 
     def _submit(self, *, restart_changed: bool = False, check_only: bool = False) -> SubmitResult:
         skip_bad = self._options.skip_bad
-        return submit_campaign(
+        submitted = submit_campaign(
             self._client,
             self._loaded,
             self._options.campaign,
@@ -207,28 +257,12 @@ class _FileRun:
             restart_changed=restart_changed,
             check_only=check_only,
         )
+        if submitted.unnumbered:
+            self._cli_context.warn(submitted.unnumbered)
+        return submitted
 
-    @contextmanager
-    def _stopped_early(self) -> Iterator[EarlyStop]:
-        """Stop the tasks of a block that is stopped early, and note why."""
-        policy = RunPolicy() if self._options.shows_output else self._policy
-        try:
-            with EarlyStop(policy) as early_stop:
-                yield early_stop
-        except StoppedEarly as stopped:
-            self.end.stopped, self.end.is_partial = stopped, True
-            self._cli_context.info(str(stopped))
-            self._service.stop_campaign(
-                self._options.campaign,
-                finish_running=self._policy.finish_running,
-                is_resumable=True,
-            )
-
-    def _start(self, submitted: SubmitResult) -> int | None:
-        """Retry failed tasks and start workers.
-
-        Return the failures of earlier runs that are not retried. None if all tasks have settled.
-        """
+    def _start(self, submitted: SubmitResult) -> bool:
+        """Retry failed tasks. Return whether some tasks have not settled."""
         total = submitted.new + submitted.existing.total()
         retried = 0
         if self._options.retry_failed and submitted.failed:
@@ -236,36 +270,33 @@ class _FileRun:
         self._cli_context.info(_start_line(self._options, submitted, total, retried))
         ended = sum(submitted.existing[state] for state in _ENDED) - submitted.restarted - retried
         others = self.tasks.begin(total, total - ended)
+        self._failed_before = submitted.existing[TaskState.FAILED] - retried
         counts = self.tasks.progress()
-        if not total or not any(counts[state] for state in UNSETTLED):
-            return None
-        if others:
+        has_work = bool(total) and any(counts[state] for state in run_report.UNSETTLED)
+        if has_work and others:
             self._cli_context.info(
                 f"{format_count(others, 'unfinished task')} of the campaign not in the file may "
                 "run too"
             )
-        self._service.report_others(self._options.campaign)
-        self._service.start_workers()
-        return submitted.existing[TaskState.FAILED] - retried
+        return has_work
 
-    def _show_outputs(self, left_out: Collection[str], only: frozenset[str] | None = None) -> None:
+    def _show_outputs(self, policy: RunPolicy) -> None:
         """Print the outputs of the file's tasks as they settle, until they are stopped early."""
-        campaign, in_order = self._options.campaign, self._values["keep_order"]
-        with open_output(self._cli_context, self._client, campaign, self._values) as answer:
+        group, in_order = run_report.TaskGroup(self.campaign), self._values["keep_order"]
+        stop = MapStop(self._cli_context, self._service, group, policy, is_named=True)
+        with open_output(self._cli_context, self._client, group, self._values, RowDoor()) as answer:
             answer.has_summary = False
             window = FutureWindow(answer.write, answer.flush, in_order=in_order)
-            print_results(answer, window, self._futures(left_out, only), self._stop)
+            print_results(answer, window, self._futures(), stop)
         if answer.stopped is not None:
             self.end.stopped, self.end.is_partial = answer.stopped, True
 
-    def _futures(
-        self, left_out: Collection[str], only: frozenset[str] | None
-    ) -> Iterator[tuple[InputRow, Future]]:
-        """Yield the tasks of the file with their lines. `only` has the full names of some."""
-        loaded, rows = self._loaded, []
+    def _futures(self) -> Iterator[tuple[InputRow, Future]]:
+        """Yield the tasks of the file whose outputs are printed, with their lines."""
+        loaded, rows, retried = self._loaded, [], frozenset(self._retried)
         for spec, line in zip(loaded.specs, loaded.lines, strict=True):
-            name = spelling(self._options.campaign, spec.name)
-            if name not in left_out and (only is None or name in only):
+            name = spelling(self.campaign, spec.name)
+            if name in retried if self._left_out is None else name not in self._left_out:
                 is_shell = loaded.choice.format is Format.SHELL and spec.argv
                 text = spec.argv[-1] if spec.argv and is_shell else spec.name
                 rows.append((name, InputRow(line, f"{loaded.file}:{line}", text, None)))
@@ -296,7 +327,7 @@ def _write_output(
 
 
 def _make_report(
-    cli_context: CliContext, run_options: RunOptions, out: Path, code: ExitCode
+    cli_context: CliContext, run_options: run_report.RunOptions, out: Path, code: ExitCode
 ) -> ExitCode:
     """Write the report of the campaign. Return the exit code of the run, unless it is refuted."""
     from taskyard.cli.report import HistoryLocation, make_report  # noqa: PLC0415  # an extra
@@ -312,7 +343,7 @@ def _make_report(
 # Checks before the start.
 
 
-def _check_report(run_options: RunOptions) -> None:
+def _check_report(run_options: run_report.RunOptions) -> None:
     """Raise `UserError` if no report can be made at the end."""
     from taskyard.cli.pipeline import require_spark  # noqa: PLC0415  # not for every run
 
@@ -326,17 +357,12 @@ def _services(loaded: LoadedCampaign) -> tuple[str, ...]:
     return tuple(service_of(spec) for spec in loaded.specs if spec.payload is None)
 
 
-def _check_own(
-    cli_context: CliContext,
-    run_options: RunOptions,
-    loaded: LoadedCampaign,
-    worker_spec: WorkerSpec,
-) -> None:
+def _check_own(cli_context: CliContext, plan: _Plan, worker_spec: WorkerSpec) -> None:
     """Raise `UserError` if a task could never run on the workers of this command."""
-    if run_options.retry_failed_only:
-        check_journal(cli_context, run_options.campaign)
-    check_workers(cli_context, worker_spec)
-    _check_tasks_runnable(loaded, worker_spec)
+    if plan.options.retry_failed_only:
+        run_report.check_journal(cli_context, plan.options.campaign)
+    local_service.check_workers(cli_context, worker_spec)
+    _check_tasks_runnable(plan.loaded, worker_spec)
 
 
 def _check_tasks_runnable(loaded: LoadedCampaign, worker_spec: WorkerSpec) -> None:
@@ -350,18 +376,20 @@ def _check_tasks_runnable(loaded: LoadedCampaign, worker_spec: WorkerSpec) -> No
                 f"{place}: service {escape_line(service_of(spec))} needs your own worker (use "
                 "`taskyard up` and `taskyard load`, or `taskyard map` to run a command per line)"
             )
-        check_slots(place, spec.slots, worker_spec)
+        local_service.check_slots(place, spec.slots, worker_spec)
         if (needed := resources_of(spec)) and needed not in checked:
-            check_resources(place, needed, worker_spec)
+            local_service.check_resources(place, needed, worker_spec)
             checked[needed] = None
-        if spec.call is not None and (problem := call_problem(spec.call, allow)):
+        if spec.call is not None and (problem := local_service.call_problem(spec.call, allow)):
             raise UserError(f"{place}: call {escape_line(spec.call)} {problem}")
 
 
 # While tasks run.
 
 
-def _wait(client: InternalClient, campaign: str, tasks: FileTasks) -> Iterator[dict[str, int]]:
+def _wait(
+    client: InternalClient, campaign: str, tasks: run_report.FileTasks
+) -> Iterator[dict[str, int]]:
     """Yield the counts of the tasks while their campaign is unsettled."""
     while True:
         yield tasks.progress()
@@ -372,7 +400,9 @@ def _wait(client: InternalClient, campaign: str, tasks: FileTasks) -> Iterator[d
         return
 
 
-def _start_line(run_options: RunOptions, submitted: SubmitResult, total: int, retried: int) -> str:
+def _start_line(
+    run_options: run_report.RunOptions, submitted: SubmitResult, total: int, retried: int
+) -> str:
     existing = submitted.existing
     numbers = (
         (existing[TaskState.DONE] - submitted.restarted, "already done"),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import urlsplit
 
 import click
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from taskyard.cli.format import escape_line, format_count, format_duration
 from taskyard.cli.options import DURATION, CliContext, CommandFunction, progress_option
@@ -100,6 +100,8 @@ class RunPolicy(Struct, frozen=True):
 
     max_failures: int | None = None
     timeout_ns: int | None = None
+    #: How much of the timeout has passed.
+    seconds_before: float = 0.0
     #: Running tasks of a run that is stopped early end by themselves.
     finish_running: bool = False
     #: A shell command or an http(s) URL.
@@ -110,6 +112,10 @@ class RunPolicy(Struct, frozen=True):
         """Whether a run may be stopped early."""
         return self.max_failures is not None or self.timeout_ns is not None
 
+    def left_after(self, seconds: float) -> RunPolicy:
+        """Return the policy for a run that has taken `seconds`."""
+        return structs.replace(self, seconds_before=seconds)
+
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> RunPolicy:
         """Return the policy of an option list. Raises `UserError` for an invalid URL."""
@@ -119,14 +125,14 @@ class RunPolicy(Struct, frozen=True):
         if notify is not None and _is_url(notify) and not urlsplit(notify).hostname:
             raise UserError(f"--notify {notify}: not a valid URL")
         return cls(
-            values["max_failures"],
-            values["timeout"],
-            values["finish_running"],
-            notify,
+            max_failures=values["max_failures"],
+            timeout_ns=values["timeout"],
+            finish_running=values["finish_running"],
+            notify=notify,
         )
 
     def announce(self, cli_context: CliContext, summary: RunSummary) -> None:
-        """Send the notification. Report a failed one, and raise nothing."""
+        """Send the notification. Report a failure, and raise nothing."""
         if self.notify is None:
             return
         try:
@@ -161,7 +167,8 @@ class EarlyStop:
         if self._policy.timeout_ns is not None:
             seconds = self._policy.timeout_ns / SECOND_NS
             text = f"stopped: not settled after {format_duration(seconds)} (--timeout)"
-            self._timer = threading.Timer(seconds, self._stop, [RunTimedOut(text)])
+            left = max(0.0, seconds - self._policy.seconds_before)
+            self._timer = threading.Timer(left, self._stop, [RunTimedOut(text)])
             self._timer.daemon = True
             self._timer.start()
         return self

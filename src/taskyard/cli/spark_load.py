@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from taskyard.campaign.detection import Format
-from taskyard.campaign.reader import default_campaign_name
-from taskyard.campaign.rejects import write_rejected
+from taskyard.campaign.reader import default_campaign_name, write_rejected
 from taskyard.campaign.shell_lines import count_skipped
 from taskyard.cli.connection import connect_client
 from taskyard.cli.documents import BadRow, PipelineLoadDocument, PipelineLoadDryRunDocument
 from taskyard.cli.format import escape_line, format_count, format_duration
-from taskyard.cli.load import file_options, print_rejected, skipped_text
 from taskyard.cli.options import CliContext
 from taskyard.cli.output import print_document
 from taskyard.cli.pipeline import require_spark, started_session
 from taskyard.cli.progress import ProgressBar
+from taskyard.cli.submit import file_options, print_rejected, skipped_text
 from taskyard.client import discovery
 from taskyard.core.events import UnknownPolicy
 from taskyard.core.limits import SECOND_NS

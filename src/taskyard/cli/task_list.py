@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
+from taskyard.campaign.line_names import is_line_name
 from taskyard.cli import scopes
 from taskyard.cli.commands import Command
 from taskyard.cli.connection import connect_client, connect_read_only
@@ -61,7 +62,6 @@ if TYPE_CHECKING:
     from taskyard.client.internal import InternalClient
     from taskyard.client.results import RecordBatch
     from taskyard.core.events import Scope
-
 
 #: The default of --limit: a few screens.
 LIST_LIMIT: Final = 100
@@ -135,6 +135,7 @@ def _worker_cell(view: View, _now: float) -> str:
 
 COLUMNS: Final = {
     "name": Column(_name_cell),
+    "line": Column(lambda view, _now: view.get("line", "")),
     "state": _field("state"),
     "campaign": _field("campaign"),
     "service": _field("service"),
@@ -162,8 +163,8 @@ COLUMNS: Final = {
 }
 
 #: The columns without --columns, and of a list of failed tasks.
-_DEFAULT: Final = ("name", "state", "campaign", "service", "lane", "attempt")
-_DEFAULT_FAILED: Final = ("name", "campaign", "attempt", "reason")
+_DEFAULT: Final = ("name", "line", "state", "campaign", "service", "lane", "attempt")
+_DEFAULT_FAILED: Final = ("name", "line", "campaign", "attempt", "reason")
 
 
 class SortKey(NamedTuple):
@@ -250,21 +251,23 @@ def list_tasks(  # noqa: PLR0913  # one per option
     keys = _column_names(columns, scope)
     order = None if sort is None else SORT_KEYS[sort]
     measured = any(COLUMNS[key].measured for key in keys) or (order is not None and order.measured)
-    pack = encode_json if cli_context.as_json else partial(_cells, keys, time.time())
+    cells = partial(_cells, keys, time.time())
+    pack: Callable[[View], Any] = encode_json if cli_context.as_json else cells
     with connect_read_only(cli_context) as broker:
         scopes.check_campaign(broker, chosen.campaign)
         views = broker.tasks(scope, measured=measured)
-        rows: Iterator[Any]
-        if order is None and not reverse:
-            rows = map(pack, views)
-        else:
+        if order is not None or reverse:
             first = _TaskOrder(order, is_reversed=reverse)
-            rows = first.rows(cli_context, views, pack, None if all_tasks else limit + 1)
-        some = rows if all_tasks else islice(rows, limit)
+            views = first.views(cli_context, views, None if all_tasks else limit + 1)
+        if "line" in keys and not cli_context.as_json:
+            views = _with_lines(broker, views)
+        rows = map(pack, views)
+        some: Iterator[Any] = rows if all_tasks else islice(rows, limit)
         if cli_context.as_json:
             more = _write_list(some, rows)
         else:
-            print_table([key.upper() for key in keys], some, wrapped=["REASON"])
+            empty = ["LINE"] if columns is None else []
+            print_table([key.upper() for key in keys], some, wrapped=["REASON"], empty=empty)
             more = next(rows, None) is not None
         if more and not cli_context.quiet:
             click.echo(
@@ -288,6 +291,17 @@ def _cells(keys: Sequence[str], now: float, view: View) -> list[object]:
     return [COLUMNS[key].cell(view, now) for key in keys]
 
 
+def _with_lines(broker: ReadOnlyClient, views: Iterable[View]) -> Iterator[View]:
+    """Yield tasks with the lines of files that they are."""
+    lines: dict[str, dict[str, str]] = {}
+    for view in views:
+        campaign = view["campaign"]
+        if campaign and campaign not in lines and is_line_name(view["name"]):
+            lines[campaign] = broker.campaign_lines(campaign)
+        view["line"] = lines.get(campaign, {}).get(view["name"], "")
+        yield view
+
+
 class _TaskOrder:
     """Sorts tasks by a key, by default in the order of submission."""
 
@@ -296,31 +310,27 @@ class _TaskOrder:
         self._now = time.time()
         self._is_descending = is_reversed is not (key is not None and key.is_descending)
 
-    def rows(
-        self,
-        cli_context: CliContext,
-        views: Iterable[View],
-        pack: Callable[[View], Any],
-        count: int | None,
-    ) -> Iterator[Any]:
-        """Yield the first `count` rows of the order, or all. Shows progress while it reads."""
-        ranked: list[tuple[Any, Any]] = []
-        rest: list[Any] = []
+    def views(
+        self, cli_context: CliContext, views: Iterable[View], count: int | None
+    ) -> Iterator[View]:
+        """Yield the first `count` tasks of the order, or all. Shows progress while it reads."""
+        ranked: list[tuple[Any, View]] = []
+        rest: list[View] = []
         with ProgressBar(cli_context, "reading tasks", participle="read") as bar:
             for number, view in enumerate(views):
                 value = number if self._key is None else self._key.value(view, self._now)
                 if value is not None:
-                    ranked.append((value, pack(view)))
+                    ranked.append((value, view))
                 elif count is None or len(rest) < count:
-                    rest.append(pack(view))
+                    rest.append(view)
                 if count is not None and len(ranked) >= 2 * count + ROWS_DRAWN_MAX:
                     ranked = self._sorted(ranked)[:count]
                 bar.update(number + 1, None)
-        yield from (row for _, row in self._sorted(ranked))
+        yield from (view for _, view in self._sorted(ranked))
         yield from rest
 
-    def _sorted(self, ranked: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        """Sort rows by their values. Equal rows stay in the order of submission."""
+    def _sorted(self, ranked: list[tuple[Any, View]]) -> list[tuple[Any, View]]:
+        """Sort tasks by their values. Equal values stay in the order of submission."""
         return sorted(ranked, key=itemgetter(0), reverse=self._is_descending)
 
 
@@ -364,8 +374,10 @@ def show(cli_context: CliContext, name: str) -> None:
             print_document(ShowDocument(task=view, why=why))
             return
         output = _output_sizes(broker, name, view)
+        line = broker.line_labels([view]).get(name, "")
     now = time.time()
-    for label, value in (*_lines(view, now), ("output", output), ("why", why)):
+    labelled = (*_lines(view, now), ("output", output), ("why", why))
+    for label, value in (labelled[0], ("line", line), *labelled[1:]):
         if value:
             click.echo(f"{label:<{_LABEL_WIDTH}} {escape_line(value)}")
     if view["attempts"]:
@@ -512,6 +524,7 @@ RECORD_LABELS: Final = {
     "worker_replaced": "replaced",
     "refunded": "refunded",
     "edited": "edited",
+    "numbered": "numbered",
 }
 _WIDTH: Final = max(map(len, RECORD_LABELS.values()))
 
@@ -619,6 +632,8 @@ def _taskless_line(record: dict[str, Any]) -> str:
         return f"  service {escape_line(record['service'])}{lane}"
     if kind == "worker_joined":
         return f"  {escape_line(', '.join(record['services']))}"
+    if kind == "numbered":
+        return f"  campaign {escape_line(record['campaign'])}  {escape_line(record['path'])}"
     return f": {escape_line(record['reason'])}" if record.get("reason") else ""
 
 

@@ -137,7 +137,7 @@ _OPTIONS: Final[tuple[tuple[str, click.ParamType[Any], str], ...]] = (
 
 #: Defaults that apply to omitted options, for the help.
 _DEFAULTS: Final = {
-    "--cwd": "the current one, over TCP the worker's",
+    "--cwd": "the current directory, over TCP the worker's",
     "--slots": "1",
     "--backoff": "1s",
     "--priority": "0",
@@ -180,7 +180,7 @@ _NO_ENV: Final = click.option(
     is_flag=True,
     expose_value=False,
     callback=_choose_variables,
-    help="Pass on no variables: commands get those of their worker.",
+    help="Pass on no variables: commands get the variables of their worker.",
 )
 _PATH: Final = TaskKey("cwd", "FILE")
 _INPUTS: Final = click.option(
@@ -236,25 +236,30 @@ _CALL: Final = click.option(
 def _plain_option(
     flag: str, kind: click.ParamType[Any], text: str
 ) -> Callable[[CommandFunction], CommandFunction]:
-    """Return an option of `_OPTIONS`. A task has one campaign, so a second one is refused."""
+    """Return an option of `_OPTIONS`. A task has one campaign, so a second campaign is refused."""
     cls = OnceOption if flag == "--campaign" else click.Option
     return click.option(flag, cls=cls, type=kind, help=text, show_default=_DEFAULTS.get(flag))
 
 
 def task_options(command: CommandFunction) -> CommandFunction:
     """Add the options of a task except its name."""
+    for option in (_OUTPUTS, _INPUTS, _AFTER, _PAYLOAD, _CALL):
+        command = option(command)
+    return default_options(command)
+
+
+def default_options(command: CommandFunction) -> CommandFunction:
+    """Add the options that may be defaults of the tasks of a file."""
     for flag, kind, text in _OPTIONS:
         command = _plain_option(flag, kind, text)(command)
-    files = (_OUTPUTS, _INPUTS, _FINAL_EXIT_STATUS)
     variables = (_NO_ENV, _ENV_ALL, _ENV)
-    work = (_AFTER, _WAIT_FOR_UNKNOWN, _PAYLOAD, _CALL)
-    for option in (_RESOURCE, *files, *variables, *work):
+    for option in (_RESOURCE, _FINAL_EXIT_STATUS, *variables, _WAIT_FOR_UNKNOWN):
         command = option(command)
     return command
 
 
 def task_keys(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the given keys of a task except those that define its work."""
+    """Return the given keys of a task except the keys that define its work."""
     plain = ("service", "lane", "priority", "due", "expiry", "retries", "backoff", "time_limit")
     sizes = ("slots", "cpus", "memory", "gpus")
     raw = {key: values[key] for key in (*plain, *sizes, "cwd") if values.get(key) is not None}

@@ -15,17 +15,10 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import click
 
+from taskyard import errors
 from taskyard.campaign.batches import encode_text
+from taskyard.cli import connection
 from taskyard.cli.commands import Command
-from taskyard.cli.connection import (
-    broker_location,
-    closed_with_own_broker,
-    connect_read_only,
-    connect_unless_settled,
-    is_offline,
-    stream_parts,
-    whole_result,
-)
 from taskyard.cli.documents import LogDocument, ResultsDocument
 from taskyard.cli.format import escape_line, full_name, task_name_fields
 from taskyard.cli.options import CliContext
@@ -44,16 +37,6 @@ from taskyard.cli.scopes import OnceOption, complete_campaign, complete_name
 from taskyard.core.identity import split
 from taskyard.core.model import shown
 from taskyard.core.states import TaskState
-from taskyard.errors import (
-    BytesDamaged,
-    BytesMissing,
-    BytesTruncated,
-    ClientClosed,
-    ExitCode,
-    TaskFailed,
-    UnknownName,
-    UserError,
-)
 from taskyard.journal import sqlite
 from taskyard.journal.archive import Archive
 
@@ -98,14 +81,14 @@ _FUNCTION_SERVICES: Final = ("call", "pickle")
 @click.pass_obj
 def results(
     cli_context: CliContext, names: tuple[str, ...], campaign: str | None, output: str | None
-) -> ExitCode:
+) -> errors.ExitCode:
     """Print the results of tasks or of a campaign.
 
-    The result of a command is its whole stdout, that of a function its return value as JSON. Those
-    of named tasks are printed byte for byte, one after the other. On a terminal, control characters
+    The result of a command is its whole stdout, that of a function its return value as JSON.
+    Results of named tasks are printed byte for byte, in order. On a terminal, control characters
     are escaped and a missing last newline is added. A pipe gets the exact bytes.
 
-    Those of a campaign have the task's name and a tab before every line, also the stdout of
+    Results of a campaign have the task's name and a tab before every line, also the stdout of
     commands that failed. They are in the order of submission. Tasks that the broker has dropped
     from memory come first, in the order in which they ended.
 
@@ -117,42 +100,44 @@ def results(
     if campaign is None:
         return _named_results(cli_context, names, output)
     if output is not None:
-        raise UserError("--output: needs names of tasks (or redirect stdout)")
+        raise errors.UserError("--output: needs names of tasks (or redirect stdout)")
     return _campaign_results(cli_context, campaign)
 
 
-def _named_results(cli_context: CliContext, names: tuple[str, ...], output: str | None) -> ExitCode:
+def _named_results(
+    cli_context: CliContext, names: tuple[str, ...], output: str | None
+) -> errors.ExitCode:
     """Print results byte for byte. Raises `TaskFailed` for the first task without one."""
     codes = []
-    with connect_read_only(cli_context) as broker, ExitStack() as stack:
+    with connection.connect_read_only(cli_context) as broker, ExitStack() as stack:
         write: Callable[[bytes], object] = write_result
         if output not in (None, _STDOUT):
             write = stack.enter_context(Path(str(output)).open("wb")).write
         for name in broker.resolve(names):
             value = broker.kept_result(name)
             if cli_context.as_json:
-                value = whole_result(broker, name)
+                value = connection.whole_result(broker, name)
                 if write is not write_result:
                     write(value.text)
                 view = broker.show(name)
                 fields = {**task_name_fields(view), **result_fields(value)}
                 print_document(ResultsDocument(**fields, state=view["state"]))
             elif value.blob is not None:
-                for part in stream_parts(broker, name):
+                for part in connection.stream_parts(broker, name):
                     (write_bytes if write is write_result else write)(part)
                 continue
             else:
                 write(value.text)
             codes.append(warn_if_truncated(name, value))
-    return max(codes, default=ExitCode.OK)
+    return max(codes, default=errors.ExitCode.OK)
 
 
-def _campaign_results(cli_context: CliContext, campaign: str) -> ExitCode:
+def _campaign_results(cli_context: CliContext, campaign: str) -> errors.ExitCode:
     from taskyard.cli.task_output import CampaignTasks  # noqa: PLC0415  # not for `--help`
     from taskyard.client.requests import scope_of  # noqa: PLC0415
 
     missing = _MissingResults()
-    with connect_read_only(cli_context) as broker, CampaignTasks(campaign) as tasks:
+    with connection.connect_read_only(cli_context) as broker, CampaignTasks(campaign) as tasks:
         of_campaign = [one for one in broker.status()["campaigns"] if one["name"] == campaign]
         known = sum(sum(one["counts"].values()) - one["restarted"] for one in of_campaign)
         tasks.add_listed(broker.tasks(scope_of(campaign=campaign)))
@@ -167,7 +152,7 @@ def _campaign_results(cli_context: CliContext, campaign: str) -> ExitCode:
                 parts = _result(cli_context, broker, view)
                 write_lines(parts, view["name"].encode(errors="surrogateescape"))
     if not total and not known:
-        raise UnknownName(f"unknown campaign {campaign!r} (see `taskyard status`)", campaign)
+        raise errors.UnknownName(f"unknown campaign {campaign!r} (see `taskyard status`)", campaign)
     if missing.count:
         cli_context.info(f"taskyard: {missing.format(total)}")
     if known > total:
@@ -176,7 +161,7 @@ def _campaign_results(cli_context: CliContext, campaign: str) -> ExitCode:
             "its machine, or use `taskyard results NAME`)"
         )
         cli_context.warn(text)
-    return ExitCode.TASK_FAILED if missing.count or known > total else ExitCode.OK
+    return errors.ExitCode.TASK_FAILED if missing.count or known > total else errors.ExitCode.OK
 
 
 class _MissingResults:
@@ -208,7 +193,7 @@ def _result(
         return
     value = broker.kept_result(name)
     if value.blob is not None:
-        yield from stream_parts(broker, name)
+        yield from connection.stream_parts(broker, name)
     else:
         yield value.text
         warn_if_truncated(name, value)
@@ -221,8 +206,8 @@ def _failed_stdout(
     if view["state"] != "failed" or view["service"] in _FUNCTION_SERVICES:
         return
     try:
-        yield from stream_parts(broker, full_name(view))
-    except (BytesDamaged, BytesMissing, BytesTruncated) as error:
+        yield from connection.stream_parts(broker, full_name(view))
+    except (errors.BytesDamaged, errors.BytesMissing, errors.BytesTruncated) as error:
         sys.stdout.flush()
         cli_context.warn(str(error))
 
@@ -233,8 +218,8 @@ def _result_line(
     document = ResultsDocument(**task_name_fields(view), state=view["state"])
     fields: dict[str, Any]
     try:
-        fields = result_fields(whole_result(broker, full_name(view)))
-    except TaskFailed:
+        fields = result_fields(connection.whole_result(broker, full_name(view)))
+    except errors.TaskFailed:
         fields = {"reason": view["reason"] or f"the task is {view['state']}"}
         if stdout := b"".join(_failed_stdout(cli_context, broker, view)):
             fields |= text_or_base64("stdout", stdout)
@@ -268,15 +253,16 @@ def log(
     the broker ends.
     """
     if follow and cli_context.as_json:
-        raise UserError("--follow: can't be used with --json")
+        raise errors.UserError("--follow: can't be used with --json")
     wanted = [one for one in ("stdout", "stderr") if stream in (None, one)]
     if follow:
         _follow_log(cli_context, name, wanted, attempt)
         return
-    with connect_read_only(cli_context) as broker:
+    with connection.connect_read_only(cli_context) as broker:
         (name,) = broker.resolve([name])
         printed = _LogPrinter(cli_context, broker, name, wanted)
         view = printed.view(attempt)
+        _print_line(cli_context, broker, view)
         if view["service"] in _FUNCTION_SERVICES:
             printed.print_function(view)
         elif cli_context.as_json:
@@ -288,22 +274,30 @@ def log(
 
 def _follow_log(cli_context: CliContext, name: str, wanted: list[str], attempt: int | None) -> None:
     """Print output until the task ends, or its broker with the command that has started it."""
-    with connect_unless_settled(cli_context, partial(_has_ended, name)) as client:
+    with connection.connect_unless_settled(cli_context, partial(_has_ended, name)) as client:
         (name,) = client.resolve([name])
         printed = _LogPrinter(cli_context, client, name, wanted)
         view = printed.view(attempt)
+        _print_line(cli_context, client, view)
         try:
-            with closed_with_own_broker(cli_context, client):
+            with connection.closed_with_own_broker(cli_context, client):
                 if view["service"] in _FUNCTION_SERVICES:
                     printed.print_function(view)
                 else:
                     printed.follow(attempt)
                 printed.note_if_empty(view)
                 return
-        except ClientClosed:
+        except errors.ClientClosed:
             pass
-    with connect_read_only(cli_context) as broker:
+    with connection.connect_read_only(cli_context) as broker:
         printed.finish(broker)
+
+
+def _print_line(cli_context: CliContext, broker: ReadOnlyClient, view: dict[str, Any]) -> None:
+    """Print on stderr which line of a file a task is, if it is one."""
+    name = full_name(view)
+    if line := broker.line_labels([view]).get(name):
+        cli_context.info(escape_line(f"{line}: {name}"))
 
 
 def _has_ended(name: str, broker: ReadOnlyClient) -> bool:
@@ -332,19 +326,19 @@ class _LogPrinter:
         view = self._broker.show(self._name)
         if attempt is not None and attempt > view["attempt"]:
             text = f"task {self._name}: no attempt {attempt} (the latest is {view['attempt']})"
-            raise UserError(text)
+            raise errors.UserError(text)
         return view
 
     def print_attempt(self, attempt: int | None) -> None:
         """Print what is there of an attempt."""
         for stream in self._wanted:
-            self._write_all(stream_parts(self._broker, self._name, stream, attempt))
+            self._write_all(connection.stream_parts(self._broker, self._name, stream, attempt))
 
     def _write_all(self, parts: Iterable[bytes]) -> None:
         try:
             for part in parts:
                 self._write(part)
-        except BytesTruncated as error:
+        except errors.BytesTruncated as error:
             sys.stdout.flush()
             self._cli_context.warn(str(error))
 
@@ -378,13 +372,13 @@ class _LogPrinter:
         number = view["attempt"] if attempt is None else attempt
         fields: dict[str, Any] = {}
         for stream in self._wanted:
-            text = b"".join(stream_parts(self._broker, self._name, stream, number))
+            text = b"".join(connection.stream_parts(self._broker, self._name, stream, number))
             fields |= text_or_base64(stream, text)
         print_document(LogDocument(**task_name_fields(view), attempt=number, **fields))
         self._is_empty = False
 
     def follow(self, attempt: int | None) -> None:
-        """Print an attempt until it ends, and those after it unless one was asked for."""
+        """Print an attempt until it ends, and later attempts unless a number was asked for."""
         self._attempt = attempt
         while True:
             live = self._print_new()
@@ -403,7 +397,7 @@ class _LogPrinter:
                 time.sleep(POLL_SECONDS)
 
     def finish(self, broker: ReadOnlyClient) -> None:
-        """Print the rest of the attempt that was followed, after the end of its broker."""
+        """Print the end of the attempt that was followed, after the end of its broker."""
         self._broker = broker
         while self._print_pages()[1]:
             pass
@@ -438,7 +432,7 @@ class _LogPrinter:
         return is_live, has_more
 
     def _is_stuck(self, view: dict[str, Any]) -> bool:
-        """Return whether a task waits for one that failed."""
+        """Return whether a task waits for a failed task."""
         if view["state"] != "blocked":
             return False
         return bool(self._broker.explain(self._name)["reason"] == "predecessor-failed")
@@ -498,10 +492,10 @@ class CampaignTasks:
 
     def add_archived(self, cli_context: CliContext, broker: ReadOnlyClient) -> None:
         """Add the tasks in the archive, if the state directory is on this machine."""
-        location = broker_location(cli_context)
+        location = connection.broker_location(cli_context)
         if location.broker is not None:
             return
-        open_file = sqlite.connect_readonly if is_offline(broker) else None
+        open_file = sqlite.connect_readonly if connection.is_offline(broker) else None
         with Archive(location.state, open_file) as archive:
             rows = map(self._row, archive.ended_in(encode_text(self._campaign)))
             self._database.executemany(_ADD_ARCHIVED, rows)

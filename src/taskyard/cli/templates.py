@@ -1,4 +1,4 @@
-"""Templates in the command, the payload and some options of `map`.
+"""Templates in the command, the payload and some options of `map`, and the tasks made with them.
 
 `{}` is the text of the row, `{#}` its number, `{column}` a field and `{1}` a numbered column. `{.}`
 `{/}` `{//}` `{/.}` are parts of the text as a path, and `{1.}` or `{column/}` parts of a column.
@@ -6,28 +6,51 @@ Other braces are left alone, because they may belong to another language. So is 
 
 In the script of a shell values are quoted, and a template that can't be quoted is refused: a row
 must not become code. Numbers are no code, so `{#}` may be anywhere.
+
+Also owns the names of these tasks, their submission, and the dry run.
 """
 
 from __future__ import annotations
 
 import os.path
 import re
-from collections.abc import Callable
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import click
 import msgspec
+from msgspec import Struct, structs
 
 from taskyard.calls import scripts
-from taskyard.calls.payloads import encode_call, encode_command
+from taskyard.calls.payloads import encode_call, encode_command, encode_value
 from taskyard.campaign import lanes
+from taskyard.campaign.batches import encode_batch, encode_text
+from taskyard.campaign.line_names import LineNames
+from taskyard.campaign.task_spec import check_task, service_of
 from taskyard.campaign.values import InvalidValue, shown
-from taskyard.errors import UserError
+from taskyard.cli.documents import DOCUMENT_VERSION, MapPlannedTask
+from taskyard.cli.format import escape_line
+from taskyard.cli.output import encode_json, text_or_base64
+from taskyard.cli.task_options import check_one_work, read_payload_option, task_keys
+from taskyard.core.identity import spelling, split
+from taskyard.core.limits import SECOND_NS
+from taskyard.core.states import TaskState
+from taskyard.errors import ExitCode, UnknownName, UserError
+from taskyard.wire.views import resources
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from taskyard.calls.scripts import Script
-    from taskyard.cli.input_rows import InputRow
+    from taskyard.campaign.task_spec import TaskSpec
+    from taskyard.cli.options import CliContext
+    from taskyard.cli.run_report import EndedRows, TaskGroup
+    from taskyard.client.futures import Future
+    from taskyard.client.internal import InternalClient
 
 #: Doubled braces stand for literal single ones. A column name may contain spaces.
 _PLACEHOLDER: Final = re.compile(
@@ -51,6 +74,36 @@ _WHOLE: Final = ("", *_PATH_PARTS)
 
 #: The value of a template that a row does not have.
 _MISSING: Final = object()
+
+
+class InputRow(Struct):
+    """The input of one task."""
+
+    #: Counts from 1, without blank lines.
+    number: int
+    #: `FILE:LINE`, for messages.
+    place: str
+    text: str
+    #: The argument of a function: the text, or a decoded value.
+    value: object
+    #: The fields of a table row or JSON object. None for plain lines.
+    fields: dict[str, object] | None = None
+    #: The numbered columns. Then the value is the list of their values. None: not numbered.
+    cells: Sequence[str] | None = None
+    #: The cells of a table row, which have numbers beside the names of their columns.
+    table_cells: Sequence[str] | None = None
+    #: A block of input that becomes stdin.
+    block: bytes | None = None
+    #: Variables of this task.
+    env: dict[str, str] | None = None
+
+    def identity(self) -> str:
+        """Return the text by which a task is recognised. Equal values give equal texts."""
+        if self.block is not None:
+            return f"block {blake2b(self.block, digest_size=16).hexdigest()}"
+        if self.fields is not None:
+            return msgspec.json.encode(self.fields, order="sorted").decode()
+        return self.text if self.cells is None else "\0".join(self.cells)
 
 
 class RowShape(NamedTuple):
@@ -84,6 +137,22 @@ class RowShape(NamedTuple):
             return "lines have no columns without --colsep, use {} {#} {.} {/} {//} or {/.}"
         last = "" if self.columns == 1 else f" to {{{self.columns}}}" if self.columns else " {2} …"
         return f"columns are numbered, use {{}} {{#}} {{1}}{last} or parts such as {{.}} and {{1/}}"
+
+
+class MapInput(NamedTuple):
+    """The input of a map."""
+
+    #: The command or the arguments of a call, with templates.
+    words: tuple[str, ...]
+    shape: RowShape
+    #: Opens the input and yields the rows.
+    rows: Callable[[], Iterator[InputRow]]
+    #: Whether the rows come from stdin.
+    is_stdin: bool = False
+    #: The most tasks in flight. None: the default.
+    tasks_max: int | None = None
+    #: Whether the line or the values are appended to a command without templates.
+    is_appended: bool = False
 
 
 class Template:
@@ -374,3 +443,254 @@ def _constant(word: str) -> object:
         raise UserError(
             f"argument {shown(word)} of the call: neither valid JSON nor a single template"
         ) from None
+
+
+#: Characters that would end a line or be invisible. A shell reads them as `$'\n'`.
+_CONTROL: Final = re.compile(r"[\0-\x1f\x7f'\\]")
+
+
+class MapWork:
+    """The command, call or payload of a map, with its templates."""
+
+    #: Encodes a row as a payload.
+    encode: Callable[[InputRow], bytes]
+
+    def __init__(self, source: MapInput, values: dict[str, Any]) -> None:
+        words = source.words
+        check_one_work(words, values)
+        self._call, self._is_stdin_file = values["call"], values["stdin"]
+        files = (values["inputs"], values["outputs"])
+        statuses = [one for given in values["final_exit_status"] for one in given]
+        options = CommandOptions(
+            values["env"] or None, values["cwd"], values["stdin"], *files, statuses
+        )
+        if values["payload"] is not None:
+            payload = read_payload_option(values["payload"]).decode(errors="surrogateescape")
+            self._keys = check_templates([payload], source.shape, "payload")
+            self.encode = payload_encoder(payload)
+        elif self._call is not None:
+            self._keys = check_templates(words or ["{}"], source.shape)
+            self.encode = call_encoder(self._call, words, options)
+            self._arguments_of = arguments_function(words)
+        else:
+            if source.is_appended and not template_keys(words, source.shape):
+                words = (*words, "{}")
+            _check_is_no_shell_line(words)
+            self._keys = check_templates(words, source.shape)
+            self._argv_of = command_function(words, source.shape)
+            self.encode = command_encoder(self._argv_of, options)
+        self._is_payload = values["payload"] is not None
+        place = (*(values["env"] or {}).values(), values["cwd"] or "")
+        texts = [*files[0], *files[1], *place, *values["after"]]
+        self._keys += check_templates(texts, source.shape._replace(must_be_used=False))
+
+    def uses_number(self) -> bool:
+        """Return whether the number of a row is part of its work."""
+        return "#" in self._keys
+
+    def shell_line(self, row: InputRow) -> str:
+        """Return the work of a row for people: a command as a shell reads it, in one line."""
+        if self._is_payload:
+            return escape_line(self.encode(row).decode(errors="backslashreplace"))
+        if self._call is not None:
+            arguments = [encode_value(one).decode() for one in self._arguments_of(row)]
+            return quote_line([self._call, *arguments])
+        line = quote_line(self._argv_of(row))
+        return f"{line} < {quote_line([row.text])}" if self._is_stdin_file else line
+
+    def json_fields(self, row: InputRow) -> dict[str, Any]:
+        """Return the work of a row as fields of a document."""
+        if self._is_payload:
+            return text_or_base64("payload", self.encode(row))
+        if self._call is not None:
+            return {"call": self._call, "args": self._arguments_of(row)}
+        fields: dict[str, Any] = {"argv": self._argv_of(row)}
+        if self._is_stdin_file:
+            fields["stdin_file"] = row.text
+        if row.block is not None:
+            fields["stdin_bytes"] = len(row.block)
+        return fields
+
+
+def _check_is_no_shell_line(words: Sequence[str]) -> None:
+    """Raise `UserError` for a whole command line in one word, as GNU parallel takes it."""
+    program, space, _ = words[0].partition(" ")
+    if space and "/" not in program and all(word == "{}" for word in words[1:]):
+        raise UserError(
+            f"command {shown(words[0])}: one word, and no shell splits it (write the words without "
+            f"quotes, or sh -c {shlex.quote(words[0])})"
+        )
+
+
+def quote_line(words: Sequence[str]) -> str:
+    """Quote words for a shell, in one line."""
+    return " ".join(_quote(word) for word in words)
+
+
+def _quote(word: str) -> str:
+    if word.isprintable():
+        return shlex.quote(word)
+    escaped = _CONTROL.sub(
+        lambda found: f"\\{found[0]}" if found[0] in "'\\" else f"\\{ord(found[0]):03o}", word
+    )
+    return f"$'{escaped}'"
+
+
+def print_commands(
+    cli_context: CliContext, source: MapInput, work: MapWork, values: dict[str, Any]
+) -> ExitCode:
+    """Print the work of each row as it is read. Needs no broker."""
+    task_pattern("", values)  # checks the options of tasks
+    names = LineNames()
+    lane_of = _lane_function(work, values)
+    is_named = values["campaign"] is not None
+
+    def planned() -> Iterator[tuple[InputRow, str, str]]:
+        for row in source.rows():
+            name = names.next_name(row.identity()) if is_named else f"map-{row.number}"
+            yield row, name, lane_of(row, name)
+
+    if cli_context.as_json:
+        _print_json(values["campaign"], planned(), work)
+        return ExitCode.OK
+    for row, _, _ in planned():
+        sys.stdout.write(work.shell_line(row) + "\n")
+    return ExitCode.OK
+
+
+def _print_json(
+    campaign: str | None, planned: Iterable[tuple[InputRow, str, str]], work: MapWork
+) -> None:
+    """Print the document `MapDryRunDocument`, task by task."""
+    start = {"document": "map", "campaign": campaign}
+    click.echo(f'{encode_json(start).decode()[:-1]},"tasks":[', nl=False)
+    number = 0
+    for number, (row, name, lane) in enumerate(planned, start=1):
+        task = MapPlannedTask(
+            name=None if campaign is None else name, lane=lane, **work.json_fields(row)
+        )
+        click.echo((b",\n" if number > 1 else b"\n") + encode_json(task), nl=False)
+    end = {"planned": number, "version": DOCUMENT_VERSION}
+    click.echo(f"\n],{encode_json(end).decode()[1:]}")
+
+
+def _lane_function(work: MapWork, values: dict[str, Any]) -> Callable[[InputRow, str], str]:
+    """Return a function from a row and its name to the lane of --lane.
+
+    The lane templates of services are in the broker's settings, and not read here.
+    """
+    if not values["lane"]:
+        return lambda _row, _name: ""
+    campaign = values["campaign"] or ""
+    service = service_of(task_pattern(campaign, values))
+    lane_of = lane_function(values["lane"], campaign, service)
+    return lambda row, name: lane_of(name, row, work.encode(row))
+
+
+def task_pattern(campaign: str, values: dict[str, Any]) -> TaskSpec:
+    """Return a task with the options of all tasks of a map. Raises `InvalidTask`."""
+    call, is_payload = values["call"], values["payload"] is not None
+    work = {"call": call} if call else {"payload": ""} if is_payload else {"argv": ["true"]}
+    return check_task({"name": campaign or "map", **task_keys(values), "lane": None, **work})
+
+
+#: Resources with an option of their own.
+_NAMED_RESOURCES: Final = ("cpus", "memory", "gpus")
+
+
+def row_submitter(
+    client: InternalClient,
+    group: TaskGroup,
+    values: dict[str, Any],
+    ended: EndedRows | None,
+    *,
+    watch: bool,
+) -> Callable[[InputRow, bytes], Future]:
+    """Return a function that submits tasks which differ in name, payload, lane and predecessors.
+
+    It retries tasks in `ended`.
+    """
+    campaign = group.campaign
+    pattern = task_pattern(campaign, values)
+    submission = encode_batch([pattern], campaign.encode(), time.time_ns())
+    terms, unknown = submission.terms[0], values["wait_for_unknown"]
+    service = service_of(pattern)
+    lane = values["lane"] or client.lane_templates([service]).get(service, "")
+    lane_of = lane_function(lane, campaign, service)
+    templates = [Template(name) for name in pattern.after]
+    name_of = _name_function(client, group, is_new=not values["campaign"])
+    retries = ended if ended and not values["no_retry_failed"] else None
+
+    def send(row: InputRow, payload: bytes) -> Future:
+        name = name_of(row)
+        lane, after = lane_of(name, row, payload), [one.fill(row) for one in templates]
+        if retries and (full_name := spelling(campaign, name)) in retries:
+            task = structs.replace(
+                submission,
+                names=[name.encode()],
+                payloads=[payload],
+                lanes=[lane.encode()],
+                after=[[*map(encode_text, after)]] if after else None,
+            )
+            retries.retry(full_name, task, wait_for_unknown=unknown)
+        return client.submit_encoded(
+            *(name, payload, terms),
+            lane=lane,
+            after=after,
+            wait_for_unknown=unknown,
+            watch=watch,
+        )
+
+    return send
+
+
+def _name_function(
+    client: InternalClient, group: TaskGroup, *, is_new: bool
+) -> Callable[[InputRow], str]:
+    """Return a function that names the task of a row.
+
+    Tasks are numbered without a campaign of the user, or if its first task is. In a campaign that
+    the user names, a row is recognised by its text, so that the input may be edited.
+    """
+    if group.name:
+        return lambda _row: split(group.name, group.campaign)
+    first = group.match or f"{group.campaign}-"
+    if is_new or _exists(client, f"{group.campaign}/{first}1"):
+        return lambda row: f"{first}{row.number}"
+    names = LineNames()
+    return lambda row: names.next_name(row.identity())
+
+
+def _exists(client: InternalClient, full_name: str) -> bool:
+    try:
+        client.show(full_name)
+    except UnknownName:
+        return False
+    return True
+
+
+def kept_options(client: InternalClient, campaign: str, values: dict[str, Any]) -> list[str]:
+    """Return the options that differ from the tasks which an earlier map has submitted.
+
+    The first task that is not done stands for all. A task keeps the terms of its submission.
+    """
+    from taskyard.client.requests import scope_of  # noqa: PLC0415  # not for `--help`
+
+    scope = scope_of(campaign=campaign, states=[one for one in TaskState if one != TaskState.DONE])
+    former = next(iter(client.tasks(scope)), None)
+    if former is None:
+        return []
+    submission = encode_batch([task_pattern(campaign, values)], campaign.encode(), time.time_ns())
+    terms, shown = submission.terms[0], client.show(spelling(campaign, former["name"]))
+    delays, amounts = terms.retry_delays_ns, resources(terms.resources)
+    given: dict[str, tuple[object, object]] = {
+        "--priority": (terms.priority, shown["priority"]),
+        "--slots": (terms.slots, shown["slots"]),
+        "--time-limit": (terms.time_limit_ns / SECOND_NS or None, shown["time_limit"]),
+    }
+    if delays is not None:  # else by the settings
+        given["--retries"] = [delay / SECOND_NS for delay in delays], shown["retry_delays"]
+    for name in sorted({*amounts, *shown["resources"]}):
+        option = f"--{name}" if name in _NAMED_RESOURCES else f"--resource {name}"
+        given[option] = amounts.get(name), shown["resources"].get(name)
+    return [option for option, (new, kept) in given.items() if new != kept]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import click
 
+from taskyard import errors
 from taskyard.cli.commands import Command
 from taskyard.cli.connection import connect_client, connect_unless_settled
 from taskyard.cli.documents import SlowTask, WaitAnyDocument, WaitDocument
@@ -21,16 +22,6 @@ from taskyard.cli.progress import ProgressBar, format_counts
 from taskyard.cli.scopes import campaign_option, check_campaign, complete_name
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TaskState
-from taskyard.errors import (
-    ClientClosed,
-    ExitCode,
-    NoBroker,
-    TaskBlocked,
-    TaskFailed,
-    TimedOut,
-    UnknownName,
-    UserError,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Sequence
@@ -48,7 +39,7 @@ POLL_SECONDS: Final = 0.5
 #: The first interval where the broker has to be polled for settled tasks. It doubles.
 _LOOK_SECONDS_FIRST: Final = 0.02
 
-#: The most failures that are printed. The others are only counted.
+#: The most failures that are printed. Later failures are only counted.
 FAILURES_LISTED_MAX: Final = 20
 
 #: The extra time for a reply after --timeout.
@@ -80,7 +71,7 @@ def wait(
     timeout: int | None,
     *,
     is_any: bool,
-) -> ExitCode:
+) -> errors.ExitCode:
     """Wait until tasks have settled.
 
     Waits for tasks by name, for a campaign or for all tasks.
@@ -91,7 +82,7 @@ def wait(
     task that settled first.
     """
     if names and campaign is not None:
-        raise UserError("names exclude --campaign")
+        raise errors.UserError("names exclude --campaign")
     cli_context.interrupt_message = "interrupted; the tasks continue"
     with _connect(cli_context, names, campaign, is_any=is_any) as client:
         deadline = None if timeout is None else time.monotonic() + timeout / SECOND_NS
@@ -106,7 +97,7 @@ def wait(
         )
         report(cli_context, target, document)
     if timeout is not None and not settled:
-        raise TimedOut(
+        raise errors.TimedOut(
             f"{format_count(target.unsettled(), 'task')} not settled after "
             f"{format_duration(timeout / SECOND_NS)} (see `taskyard why NAME`)"
         )
@@ -134,12 +125,12 @@ def _is_settled(campaign: str | None, client: InternalClient) -> bool:
     return not any(waited[state] for state in _RUNNABLE)
 
 
-def _wait_any(cli_context: CliContext, target: _AnyTask, deadline: float | None) -> ExitCode:
+def _wait_any(cli_context: CliContext, target: _AnyTask, deadline: float | None) -> errors.ExitCode:
     """Wait until one task has settled, print its name and return its exit code."""
     settled = wait_for(cli_context, target, deadline)
     first = target.first
     if not settled or first is None:
-        raise TimedOut(
+        raise errors.TimedOut(
             f"none of {format_count(target.unsettled(), 'task')} settled in time "
             "(see `taskyard why NAME`)"
         )
@@ -179,7 +170,7 @@ class WaitTarget(Protocol):
     def count_waiting(self) -> None:
         """Count unsettled tasks by state after a timeout."""
 
-    def exit_code(self) -> ExitCode: ...
+    def exit_code(self) -> errors.ExitCode: ...
 
 
 class _TargetBase:
@@ -214,10 +205,10 @@ class _TargetBase:
         running = sum(self.counts[state] for state in _RUNNABLE)
         return running + self.counts["blocked"] - self.behind_failure
 
-    def exit_code(self) -> ExitCode:
+    def exit_code(self) -> errors.ExitCode:
         if self.counts["failed"] or self.counts["blocked"]:
-            return ExitCode.TASK_FAILED
-        return ExitCode.CANCELLED if self.counts["cancelled"] else ExitCode.OK
+            return errors.ExitCode.TASK_FAILED
+        return errors.ExitCode.CANCELLED if self.counts["cancelled"] else errors.ExitCode.OK
 
 
 class _AllTasks(_TargetBase):
@@ -251,7 +242,7 @@ class _CampaignTasks(_TargetBase):
         settled = True
         try:
             self.client.wait_campaign(self.campaign, seconds)
-        except TimedOut:
+        except errors.TimedOut:
             settled = False
         self._count(timeout)
         if settled:
@@ -259,7 +250,7 @@ class _CampaignTasks(_TargetBase):
         return settled
 
     def _count(self, timeout: float | None = None) -> bool:
-        """Update the counts. Return False if the campaign is not among the latest ones."""
+        """Update the counts. Return False if the campaign is not among the latest campaigns."""
         for one in self.client.status(timeout)["campaigns"]:
             if one["name"] == self.campaign:
                 self.counts = one["counts"]
@@ -308,12 +299,12 @@ class _NamedTasks(_TargetBase):
         error = None if future.cancelled() else future.exception()
         if future.cancelled():
             self._ended["cancelled"] += 1
-        elif isinstance(error, TaskBlocked):
+        elif isinstance(error, errors.TaskBlocked):
             self._ended["blocked"] += 1
-        elif isinstance(error, TaskFailed):
+        elif isinstance(error, errors.TaskFailed):
             self._ended["failed"] += 1
             self._failures.append((future.full_name, error.reason))
-        elif isinstance(error, NoBroker | ClientClosed):
+        elif isinstance(error, errors.NoBroker | errors.ClientClosed):
             raise error
         else:
             self._ended["done"] += 1  # even if its result is unreadable
@@ -361,7 +352,7 @@ def _names(client: InternalClient, names: Sequence[str], campaign: str | None) -
         return client.resolve(names)
     found = [full_name(view) for view in client.tasks(_scope(campaign=campaign))]
     if not found:
-        raise UnknownName("no matching task (see `taskyard list`)")
+        raise errors.UnknownName("no matching task (see `taskyard list`)")
     return found
 
 
@@ -374,7 +365,7 @@ def wait_for(cli_context: CliContext, target: WaitTarget, deadline: float | None
             seconds = POLL_SECONDS if left is None else min(POLL_SECONDS, left)
             try:
                 settled = target.poll(seconds, timeout)
-            except TimedOut:
+            except errors.TimedOut:
                 return False
             bar.count(target.counts, sum(target.counts.values()), target.behind_failure)
             if settled:

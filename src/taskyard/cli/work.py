@@ -1,7 +1,7 @@
 """The commands that make tasks: `run`, `map`, `load` and `submit`.
 
-They have one set of options, which `run` explains. The others are thin names with other defaults.
-Owns the options and the choice of what is run. The modules `run`, `map`, `load` and `submit` do it.
+They have one set of options, which `run` explains. `map`, `load` and `submit` are thin names with
+other defaults. Owns the options and the choice of what is run, which other modules do.
 """
 
 from __future__ import annotations
@@ -14,13 +14,11 @@ import click
 from taskyard.campaign.detection import Format
 from taskyard.cli.commands import Command
 from taskyard.cli.daemon_options import service_options
-from taskyard.cli.input_rows import SEPARATORS
-from taskyard.cli.map_input import input_options
-from taskyard.cli.output import example
-from taskyard.cli.output_directory import output_option
+from taskyard.cli.input_rows import SEPARATORS, input_options
+from taskyard.cli.output import example, output_option
 from taskyard.cli.run_policy import run_policy_options
 from taskyard.cli.scopes import complete_campaign
-from taskyard.cli.task_options import TaskKey, task_options
+from taskyard.cli.task_options import TaskKey, default_options, task_options
 from taskyard.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
@@ -163,6 +161,11 @@ _REPORT: Final = click.option(
 )
 
 
+_TASK_NAME: Final = click.option(
+    "--name", type=TaskKey("name", "NAME"), help="Name of the task. Generated if omitted."
+)
+
+
 def _add(command: CommandFunction, options: Sequence[Any]) -> CommandFunction:
     for option in reversed(options):
         command = option(command)
@@ -203,16 +206,18 @@ class _RunCommand(Command):
         "run -- make all",
     ),
 )
-@click.argument("files", nargs=-1, metavar="[FILE | ::: VALUE... | -- COMMAND...]")
+@click.argument("files", nargs=-1, metavar="[FILE... | ::: VALUE... | -- COMMAND...]")
 @_row_options
-@lambda command: _add(command, (*_FILE, _REPORT))
+@lambda command: _add(command, (*_FILE, _REPORT, _TASK_NAME))
 @click.pass_context
 def run(context: click.Context, /, files: tuple[str, ...], **values: Any) -> ExitCode:  # noqa: ANN401  # the options above
     """Run a file of commands, values or one command, and print the outputs.
 
-    FILE has a shell command per line, or a campaign in another format. - is stdin. With -- COMMAND,
-    one task, or one for each value after ::: and each line of --lines, --csv and --jsonl: {} is the
-    value (see `taskyard map --help`). ::: alone has a shell command in each value.
+    FILE has a shell command per line, or a campaign in another format. - is stdin. Each file is a
+    campaign of its name, and cmds.txt:500 names the task of its line 500. With -- COMMAND, one
+    task, or one for each value after ::: and each line of --lines, --csv and --jsonl: {} is the
+    value (see `taskyard map --help`). ::: alone has a shell command in each value. These tasks
+    belong to no campaign unless --campaign is given.
 
     Waits until all tasks have settled. Outputs are in the order of the input. Uses the broker that
     runs on the state directory, or starts its own with workers and stops them at the end.
@@ -232,14 +237,13 @@ def run(context: click.Context, /, files: tuple[str, ...], **values: Any) -> Exi
         raise click.UsageError(f"{files[0]}: write -- before a command: run -- {files[0]} …")
     if words:
         return _run_command(cli_context, (*_SHELL_COMMAND, *words), values)
-    if len(files) != 1:
-        problem = "missing FILE" if not files else f"{len(files)} files, but one is run at a time"
-        raise click.UsageError(f"{problem} (or give -- COMMAND, or ::: VALUES)")
-    _refuse(context, _OF_ROWS, "needs -- COMMAND, not FILE")
-    return _run_file(cli_context, files[0], values)
+    if not files:
+        raise click.UsageError("missing FILE (or give -- COMMAND, or ::: VALUES)")
+    _refuse(context, (*_OF_ROWS, "name"), "needs -- COMMAND, not FILE")
+    return _run_files(cli_context, files, values)
 
 
-#: Options that a file excludes, and those that only a file has.
+#: Options that a file excludes, and options that only a file has.
 _OF_ROWS: Final = (
     *("lines", "csv", "jsonl", "array", "null", "colsep", "max_args", "json_lines", "pipe"),
     *("block", "stdin", "call", "payload", "after", "inputs", "outputs"),
@@ -260,23 +264,34 @@ def _run_command(
 ) -> ExitCode:
     """Run one command, or one for each value or row."""
     _refuse(click.get_current_context(), _OF_FILES, "needs FILE")
-    from taskyard.cli import map as rows  # noqa: PLC0415  # not needed by `--command`
+    from taskyard.cli import map as rows  # noqa: PLC0415  # not needed by `--help`
 
     has_rows = any(values[key] is not None for key in ("lines", "csv", "jsonl", "array"))
     has_rows = has_rows or values["pipe"] or any(word in SEPARATORS for word in words)
     if values["pipe"] and values["lines"] is None:
         raise UserError("--pipe: needs --lines FILE (`taskyard map --pipe` reads stdin)")
-    return rows.run_rows(cli_context, words, {**values, "is_one": not has_rows})
+    if has_rows and values["name"] is not None:
+        raise UserError("--name: names one task (give --campaign for tasks of values or lines)")
+    return rows.run_rows(
+        cli_context, words, values, rows.RowDoor(is_one=not has_rows, name=values["name"])
+    )
 
 
-def _run_file(cli_context: CliContext, file: str, values: dict[str, Any]) -> ExitCode:
+def _run_files(cli_context: CliContext, files: Sequence[str], values: dict[str, Any]) -> ExitCode:
     if values["dry_run"] or not values["wait"]:
-        from taskyard.cli.load import load_file  # noqa: PLC0415
+        return _load_files(cli_context, files, values)
+    from taskyard.cli.run import run_files  # noqa: PLC0415
 
-        return load_file(cli_context, file, values)
-    from taskyard.cli.run import run_file  # noqa: PLC0415
+    return run_files(cli_context, files, values)
 
-    return run_file(cli_context, file, values)
+
+def _load_files(cli_context: CliContext, files: Sequence[str], values: dict[str, Any]) -> ExitCode:
+    """Load files into a running broker, or only check them. Each is a campaign."""
+    from taskyard.cli.submit import load_file  # noqa: PLC0415  # not needed by `--help`
+
+    if len(files) > 1 and values["campaign"] is not None:
+        raise UserError(f"--campaign: needs one FILE, but there are {len(files)}")
+    return max(load_file(cli_context, file, values) for file in files)
 
 
 @click.command(
@@ -322,9 +337,10 @@ def map_rows(cli_context: CliContext, /, argv: tuple[str, ...], **values: Any) -
     With --campaign, a line is recognised by its text: add, remove or reorder lines, run it again,
     and only new lines run, and those whose tasks failed or were cancelled.
     """  # noqa: D301  # click's mark for lines that it keeps
-    from taskyard.cli.map import run_rows  # noqa: PLC0415  # not needed by `--help`
+    from taskyard.cli import map as rows  # noqa: PLC0415  # not needed by `--help`
 
-    return run_rows(cli_context, argv, values)
+    door = rows.RowDoor(makes_campaign=True, prints_tasks=True)
+    return rows.run_rows(cli_context, argv, values, door)
 
 
 @click.command(
@@ -342,9 +358,9 @@ def map_rows(cli_context: CliContext, /, argv: tuple[str, ...], **values: Any) -
         "load 'campaigns/*.jsonl.gz' --campaign november --spark 'local[*]'",
     ),
 )
-@click.argument("files", nargs=-1, required=True, metavar="FILE")
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @lambda command: _add(command, (_DRY_RUN, _wait_option(default=False), *_FILE, *_SPARK))
-@task_options
+@default_options
 @click.pass_context
 def load(context: click.Context, /, files: tuple[str, ...], **values: Any) -> ExitCode:  # noqa: ANN401  # the options above
     """Load a file of tasks into a running broker.
@@ -356,18 +372,14 @@ def load(context: click.Context, /, files: tuple[str, ...], **values: Any) -> Ex
     - is stdin. The whole file is checked first. If a line is rejected, the command prints
     `FILE:LINE: reason`, submits nothing and exits 2. Loading the same file again has no effect.
     """
-    _refuse(context, _OF_ROWS, "is of single tasks, not of FILE")
     if values["spark"] is not None:
         from taskyard.cli.spark_load import load_with_spark  # noqa: PLC0415  # an extra
 
         _refuse(context, ("wait", *_TERMS), "can't be used with --spark")
         return load_with_spark(context.obj, files, values)
-    if len(files) > 1 or values["rejects"] is not None:
-        option = "several files" if len(files) > 1 else "--rejects"
-        raise UserError(f"{option}: needs --spark")
-    from taskyard.cli.load import load_file  # noqa: PLC0415
-
-    return load_file(context.obj, files[0], values)
+    if values["rejects"] is not None:
+        raise UserError("--rejects: needs --spark")
+    return _load_files(context.obj, files, values)
 
 
 #: Options that are defaults for the tasks of a file.
@@ -394,9 +406,7 @@ _TERMS: Final = (
     ),
 )
 @click.argument("argv", nargs=-1, metavar="[--] COMMAND...")
-@click.option(
-    "--name", type=TaskKey("name", "NAME"), help="Name of the task. Generated if omitted."
-)
+@_TASK_NAME
 @click.option(
     "--to",
     multiple=True,

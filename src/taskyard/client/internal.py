@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from taskyard.campaign.batches import encode_text
-from taskyard.client import requests, results
+from taskyard.client import line_numbers, requests, results
 from taskyard.client.client import Client
 from taskyard.client.exchanges import exchanged, listing_method
 from taskyard.client.futures import Future
@@ -43,6 +43,10 @@ class InternalClient(Client):
     existing = exchanged(requests.existing)
     views = exchanged(requests.views)
     resolve = exchanged(requests.resolve)
+    find_line = exchanged(line_numbers.find)
+    campaign_lines = exchanged(line_numbers.campaign_lines)
+    line_labels = exchanged(line_numbers.labels)
+    number_lines = exchanged(line_numbers.record)
     wait_campaign = exchanged(requests.wait_campaign)
     wait_names = exchanged(requests.wait_names)
     decoded_result = exchanged(results.decoded_result)

@@ -15,7 +15,7 @@ from msgspec import structs
 
 from taskyard.campaign.batches import encode_text
 from taskyard.campaign.lanes import template_of
-from taskyard.client import functions
+from taskyard.client import functions, line_numbers
 from taskyard.client.exchanges import Deadline, Query, checked_reply
 from taskyard.core.events import Scope, UnknownPolicy
 from taskyard.core.identity import spelling
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from taskyard.client.exchanges import Exchange
     from taskyard.core.model import Submission
-
 
 _T = TypeVar("_T")
 
@@ -306,12 +305,15 @@ def resolve(names: Sequence[str]) -> Exchange[list[str]]:
     """Return the full names of tasks.
 
     A name outside any campaign also stands for the task of that name in a campaign, if there is
-    only one. Raises `UnknownName`, for an ambiguous name too.
+    only one. `FILE:N` and `CAMPAIGN/N` stand for a line of a file, if they are no names. Raises
+    `UnknownName`, for an ambiguous name too.
     """
     found = yield from existing(names)
     meant: dict[str, list[str]] = {}
     for name in names:
         meant[name] = [name] if name in found else (yield from _same_name_tasks(name))
+        if not meant[name] and (numbered := (yield from line_numbers.find(name))) is not None:
+            meant[name] = [numbered.full_name]
     unknown = [name for name in names if len(meant[name]) != 1]
     if unknown:
         text = _unknown_task_text(unknown[0], meant[unknown[0]], len(unknown) - 1)

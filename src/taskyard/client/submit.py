@@ -19,8 +19,13 @@ from taskyard.calls import current_task, inputs, payloads
 from taskyard.calls.pickled import PICKLE
 from taskyard.campaign import lanes
 from taskyard.campaign.batches import bundle_submission, encode_batch, encode_text
-from taskyard.campaign.bundles import assign_lanes, expand_row
-from taskyard.campaign.task_spec import check_task, key_error_text, service_of
+from taskyard.campaign.task_spec import (
+    assign_lanes,
+    check_task,
+    expand_row,
+    key_error_text,
+    service_of,
+)
 from taskyard.campaign.values import InvalidValue
 from taskyard.client import functions, requests
 from taskyard.client.exchanges import RunnerT

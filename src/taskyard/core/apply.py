@@ -20,10 +20,12 @@ from taskyard.core.lane_queues import lane_counts, lower_lane_needs, one_lane, w
 from taskyard.core.limits import (
     ATTEMPT_REASON_BYTES_MAX,
     ATTEMPTS_SHOWN_MAX,
+    NUMBERED_FILES_MAX,
+    NUMBERS_BYTES_MAX,
     REPLACED_MAX,
     REPLACED_TASKS_MAX,
 )
-from taskyard.core.model import NO_EXTRAS, Ending, Replaced, TaskExtras, Terms
+from taskyard.core.model import NO_EXTRAS, Ending, NumberedFile, Replaced, TaskExtras, Terms
 from taskyard.core.records import RETURNS_CHARGED, RETURNS_TO_BACK, ReturnReason
 from taskyard.core.rules import OPEN_LANE
 from taskyard.core.runs import Attempt
@@ -38,7 +40,6 @@ if TYPE_CHECKING:
     from taskyard.core.model import Submission
     from taskyard.core.records import AnyRecord
     from taskyard.core.runs import RunColumns
-
 
 #: Reasons of attempts that ended without a failure, for users.
 _LOST_TEXT: Final = b"the worker was lost"
@@ -547,6 +548,19 @@ def _set_paused(
     service.drop_if_empty(lane)
 
 
+def _numbered(ledger: Ledger, record: records.Numbered) -> None:
+    numbered, campaign = ledger.numbered, record.campaign
+    former = numbered.pop(campaign, None)
+    kept = former.parts[: record.first] if former is not None else []
+    numbered[campaign] = NumberedFile(campaign, record.path, [*kept, *record.parts])
+    ledger.numbers_bytes += numbered[campaign].size - (former.size if former is not None else 0)
+    while len(numbered) > 1 and (
+        len(numbered) > NUMBERED_FILES_MAX or ledger.numbers_bytes > NUMBERS_BYTES_MAX
+    ):
+        oldest = numbered.pop(next(iter(numbered)))
+        ledger.numbers_bytes -= oldest.size
+
+
 _APPLY_TO_TASKS: dict[type, Callable[[Ledger, Any, Tasks], None]] = {
     records.Extended: _extended,
     records.Leased: _leased,
@@ -576,4 +590,5 @@ _APPLY: dict[type, Callable[[Ledger, Any], None]] = {
     records.Paused: _paused,
     records.Resumed: _resumed,
     records.ReportedLate: _reported_late,
+    records.Numbered: _numbered,
 }

@@ -56,6 +56,7 @@ def ledger_fingerprint(ledger: Ledger, *, ended: bool = True) -> dict[str, Any]:
         },
         "reported": sorted(ledger.reported),
         "replaced": list(ledger.replaced.items()),
+        "numbered": [(one.campaign, one.path, one.parts) for one in ledger.numbered.values()],
         "awaited": {
             name: waiting for name, some in sorted(awaited.items()) if (waiting := _names(some))
         },

@@ -20,6 +20,7 @@ from taskyard.core.model import (
     Digests,
     EndedTask,
     Ending,
+    NumberedFile,
     Replaced,
     Terms,
     counted,
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from taskyard.core.lane_queues import Counts, Tasks
     from taskyard.core.rules import ActiveRule
     from taskyard.core.runs import Attempt
-
 
 _NO_TERMS = Terms()
 
@@ -66,6 +66,9 @@ class Ledger:
         self.failed_attempts: dict[bytes, list[Attempt]] = {}
         #: Unfinished tasks that were reported as late.
         self.reported: dict[bytes, None] = {}
+        #: The numbers of lines by campaign, the oldest load first, and their size.
+        self.numbered: dict[bytes, NumberedFile] = {}
+        self.numbers_bytes = 0
         #: How many tasks are in each state, by `TaskState`, including archived tasks.
         self.counts = [0] * len(TaskState)
         #: Some tasks take more than one slot, or resources, so these must be counted.

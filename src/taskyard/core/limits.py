@@ -58,6 +58,17 @@ NUMBER_MAX: Final = (1 << 63) - 1
 #: Priorities run from -1000 to 1000, because a lane has a queue for each one in use.
 PRIORITY_MAX: Final = 1000
 
+#: Numbers of lines that are kept, in bytes and in files. Beyond it those of the oldest load go.
+NUMBERS_BYTES_MAX: Final = 32 * 1024 * 1024
+NUMBERED_FILES_MAX: Final = 10_000
+
+#: Bytes of a part of the numbers of a file, and parts in one message.
+NUMBERS_PART_BYTES_MAX: Final = 160 * 1024
+NUMBERS_PARTS_MAX: Final = 16
+
+#: Files with one name that a reply lists.
+NUMBERED_FILES_SHOWN_MAX: Final = 20
+
 #: Steps of a retry schedule, which is kept with the task.
 RETRIES_MAX: Final = 1000
 

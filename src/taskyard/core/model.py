@@ -235,6 +235,20 @@ class Replaced(Struct, array_like=True):
     returned: bool = False
 
 
+class NumberedFile(Struct, array_like=True):
+    """Which task each line of a file is, as the last load of a campaign recorded it."""
+
+    campaign: bytes
+    path: bytes
+    #: The names of tasks, as the client encodes them.
+    parts: list[bytes]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all parts."""
+        return sum(map(len, self.parts))
+
+
 class Ending(Struct, gc=False, eq=False):
     """The record that ended some tasks and holds their results."""
 

@@ -282,6 +282,17 @@ class Edited(Record, tag=25):
     by: bytes = b""
 
 
+class Numbered(Record, tag=26):
+    """The client of a load recorded which task each line of the file is."""
+
+    campaign: bytes
+    path: bytes
+    #: The index of the first of `parts`. 0 replaces the numbers of an earlier load.
+    first: int
+    #: The names of tasks, as the client encodes them.
+    parts: list[bytes]
+
+
 AnyRecord: TypeAlias = (
     Submitted
     | Extended
@@ -308,4 +319,5 @@ AnyRecord: TypeAlias = (
     | WorkerReplaced
     | Refunded
     | Edited
+    | Numbered
 )

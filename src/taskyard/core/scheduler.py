@@ -17,6 +17,7 @@ from taskyard.core import (
     deadlines,
     events,
     holds,
+    line_numbers,
     membership,
     queries,
     results,
@@ -139,6 +140,8 @@ _DECIDERS: dict[type, Callable[[Context, Any], None]] = {
     events.TasksProgressed: results.tasks_progressed,
     events.OutputAppended: uploads.output_appended,
     events.SlotFreed: results.slot_freed,
+    line_numbers.NumberRequested: line_numbers.number_requested,
+    line_numbers.NumbersRequested: line_numbers.numbers_requested,
     events.StoreRequested: uploads.store_requested,
     events.ValueSent: uploads.value_sent,
 }

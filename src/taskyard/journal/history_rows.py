@@ -54,6 +54,7 @@ KINDS: Final[dict[type, bytes]] = {
     records.WorkerReplaced: b"worker_replaced",
     records.Refunded: b"refunded",
     records.Edited: b"edited",
+    records.Numbered: b"numbered",
 }
 #: The only kind without a record type.
 READY: Final = b"ready"
@@ -386,6 +387,7 @@ _COLUMNS_BY_RECORD: Final[dict[type, Callable[[Any], Values]]] = {
     records.Refunded: lambda record: {"incarnation": record.incarnation},
     records.Paused: _pause_columns,
     records.Resumed: _pause_columns,
+    records.Numbered: lambda record: {"reason": record.path},
 }
 
 

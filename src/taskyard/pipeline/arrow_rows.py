@@ -19,12 +19,11 @@ import pyarrow.compute as pc
 from msgspec import Struct, structs
 
 from taskyard.campaign.batches import bundle_submission, encode_batch, task_bytes
-from taskyard.campaign.bundles import assign_lanes as assign_bundle_lanes
-from taskyard.campaign.bundles import expand_row
 from taskyard.campaign.lanes import LaneTemplates, is_template
 from taskyard.campaign.lines import InvalidRow
-from taskyard.campaign.parquet import rows_of
-from taskyard.campaign.task_spec import BundleRef, InvalidTask, TaskSpec, service_of
+from taskyard.campaign.tables import rows_of
+from taskyard.campaign.task_spec import BundleRef, InvalidTask, TaskSpec, expand_row, service_of
+from taskyard.campaign.task_spec import assign_lanes as assign_bundle_lanes
 from taskyard.campaign.values import InvalidValue
 from taskyard.core.limits import AFTER_MAX, NAME_BYTES_MAX, PAYLOAD_BYTES_MAX, PRIORITY_MAX
 from taskyard.core.model import Terms

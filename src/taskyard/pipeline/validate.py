@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from msgspec import Struct, field
 
 from taskyard.campaign.graph import cycles_among
-from taskyard.campaign.rejects import (
+from taskyard.campaign.reader import (
     cycle_text,
     duplicate_text,
     rejected_dependency_text,

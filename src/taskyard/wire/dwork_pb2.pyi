@@ -376,6 +376,8 @@ class QueryMsg(_message.Message):
         Values: _ClassVar[QueryMsg.Type]
         PutValue: _ClassVar[QueryMsg.Type]
         Relay: _ClassVar[QueryMsg.Type]
+        Number: _ClassVar[QueryMsg.Type]
+        Numbers: _ClassVar[QueryMsg.Type]
     Create: QueryMsg.Type
     Steal: QueryMsg.Type
     Complete: QueryMsg.Type
@@ -410,6 +412,8 @@ class QueryMsg(_message.Message):
     Values: QueryMsg.Type
     PutValue: QueryMsg.Type
     Relay: QueryMsg.Type
+    Number: QueryMsg.Type
+    Numbers: QueryMsg.Type
     class Unknown(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         Refuse: _ClassVar[QueryMsg.Unknown]

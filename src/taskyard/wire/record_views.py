@@ -226,6 +226,13 @@ class Edited(RecordDocument, tag="edited"):
     expires_hard: float | None
 
 
+class Numbered(RecordDocument, tag="numbered"):
+    """The numbers of the lines of a file were recorded."""
+
+    campaign: str
+    path: str
+
+
 AnyRecordDocument = (
     Submitted
     | Extended
@@ -252,6 +259,7 @@ AnyRecordDocument = (
     | WorkerReplaced
     | Refunded
     | Edited
+    | Numbered
 )
 
 

@@ -110,7 +110,9 @@ PERMISSIONS: Final[dict[str, dict[Request, Permission]]] = {
         _Q.Values: Permission(_ALL, "ask how values are kept"),
         # Producers store arguments, workers store results.
         _Q.PutValue: Permission((Role.PRODUCER, Role.WORKER, Role.ADMIN), "store values"),
+        _Q.Numbers: Permission(_READERS, "look up lines"),
         _Q.Create: Permission(_PRODUCERS, "submit tasks"),
+        _Q.Number: Permission(_PRODUCERS, "record numbers of lines"),
         _Q.Cancel: Permission(_PRODUCERS, "cancel tasks"),
         _Q.Retry: Permission(_PRODUCERS, "retry tasks"),
         _Q.Move: Permission(_PRODUCERS, "move tasks"),

@@ -52,6 +52,7 @@ EVERY: list[AnyRecord] = [
     records.WorkerReplaced(1, b"w", 7, NAMES, [1, 1]),
     records.Refunded(1, b"w", 7, NAMES, [1, 1]),
     records.Edited(1, NAMES, TermsChanges(5, 10**9, (2 * 10**9,), 0)),
+    records.Numbered(1, b"c", b"/f", 0, [b"SECRET"]),
 ]
 
 

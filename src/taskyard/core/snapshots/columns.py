@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Raw, Struct, field, msgpack
 
 from taskyard.core.blobs import Content
-from taskyard.core.model import Replaced, Terms, WorkerFacts
+from taskyard.core.model import NumberedFile, Replaced, Terms, WorkerFacts
 from taskyard.core.runs import Attempt
 from taskyard.core.states import READY
 
@@ -155,6 +155,7 @@ class Rest(Struct, array_like=True, gc=False):
     reported: list[bytes] = field(default_factory=list)
     replaced: list[tuple[bytes, int, Replaced]] = field(default_factory=list)
     failed_attempts: dict[bytes, list[Attempt]] = field(default_factory=dict)
+    numbered: list[NumberedFile] = field(default_factory=list)
 
     def apart(self) -> Iterator[int]:
         """Yield the indexes of READY tasks that do not queue by their index."""
@@ -350,6 +351,7 @@ def rest_of(ledger: Ledger, indexes: dict[int, int], counted: tuple[int, int]) -
         reported=list(ledger.reported),
         replaced=[(*key, one) for key, one in ledger.replaced.items()],
         failed_attempts=ledger.failed_attempts,
+        numbered=[*ledger.numbered.values()],
     )
 
 

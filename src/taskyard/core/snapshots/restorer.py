@@ -160,6 +160,8 @@ def restore_frame(rest: Rest) -> Ledger:
     ledger.reasons, ledger.envelopes = rest.reasons, rest.envelopes
     ledger.outputs, ledger.failed_attempts = rest.outputs, rest.failed_attempts
     ledger.replaced = {(name, number): one for name, number, one in rest.replaced}
+    ledger.numbered = {one.campaign: one for one in rest.numbered}
+    ledger.numbers_bytes = sum(one.size for one in rest.numbered)
     return ledger
 
 

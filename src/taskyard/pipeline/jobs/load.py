@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Raw, Struct
 
-from taskyard.campaign.rejects import REJECTED_MAX, RejectedRow, too_many_error
+from taskyard.campaign.reader import REJECTED_MAX, RejectedRow, too_many_error
 from taskyard.campaign.submitter import SubmitCounts, problem_of
 from taskyard.core.identity import split
 from taskyard.errors import Refused, TaskProblem, TaskyardError, UserError

@@ -27,11 +27,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec import Struct, structs
 
-from taskyard.campaign import formats, parquet, wfcommons
+from taskyard.campaign import formats, other_systems, tables
 from taskyard.campaign.detection import Format, choose_by_suffix
 from taskyard.campaign.formats import FileOptions
 from taskyard.campaign.lines import STDIN, InvalidCampaign, numbered_lines, open_input
-from taskyard.campaign.rejects import REJECTED_SUFFIX
+from taskyard.campaign.reader import REJECTED_SUFFIX
 from taskyard.errors import TaskyardError, UnusableFile
 from taskyard.pipeline.arrow_rows import (
     RowCollector,
@@ -229,10 +229,10 @@ def _parquet_splits(whole: FileSplit) -> list[FileSplit]:
     """Group row groups until a split has enough rows."""
     try:
         with pq.ParquetFile(whole.path) as file:
-            parquet.check_columns(file.schema_arrow.names, whole.label)
+            tables.check_columns(file.schema_arrow.names, whole.label)
             sizes = [file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)]
     except (pa.ArrowException, OSError) as error:
-        raise parquet.read_error(whole.label, 1, error) from None
+        raise tables.read_error(whole.label, 1, error) from None
     splits: list[FileSplit] = []
     first, before, rows = 0, 0, 0
     for group, size in enumerate(sizes):
@@ -384,7 +384,7 @@ def _read_parquet(
                 row += batch.num_rows
                 yield from prepare(batch, places, campaign, template_of)
     except (pa.ArrowException, OSError) as error:
-        raise parquet.read_error(split.path, row + 1, error) from None
+        raise tables.read_error(split.path, row + 1, error) from None
 
 
 def _sliced(batches: Iterable[pa.RecordBatch], split: FileSplit) -> Iterator[pa.RecordBatch]:
@@ -419,7 +419,7 @@ def _seconds(split: FileSplit, options: FileOptions) -> dict[str, float]:
     if split.form is not Format.WFCOMMONS:
         return {}
     with open_input(split.path) as stream:
-        took = wfcommons.run_seconds(stream, split.path)
+        took = other_systems.run_seconds(stream, split.path)
     return {name: one / options.speedup for name, one in took.items()}
 
 

@@ -18,7 +18,7 @@ from starlette.routing import Route
 from taskyard.client import task_filters
 from taskyard.client.task_filters import Filter
 from taskyard.core.identity import spelling
-from taskyard.errors import TaskyardError, UserError
+from taskyard.errors import TaskyardError, UnknownName, UserError
 from taskyard.web import formats
 from taskyard.web.view import TaskPage
 from taskyard.web.views import site
@@ -202,7 +202,8 @@ def routes(shown: Site) -> list[BaseRoute]:
         )
 
     async def task(request: Request) -> Response:
-        document = await shown.broker.ask("show", request.query_params.get("name", ""))
+        wanted = request.query_params.get("name", "")
+        document, line = await shown.broker.call(lambda client: _shown_task(client, wanted))
         name = spelling(document["campaign"], document["name"])
         why = await shown.broker.ask("explain", name)
         with shown.view() as view:
@@ -212,6 +213,7 @@ def routes(shown: Site) -> list[BaseRoute]:
             request,
             "task.html",
             name=name,
+            line=line,
             task=document,
             why=why,
             command=shlex.join(document["argv"] or ()),
@@ -226,6 +228,18 @@ def routes(shown: Site) -> list[BaseRoute]:
         Route("/task/output", _output(shown)),
         _action_route(shown),
     ]
+
+
+def _shown_task(client: InternalClient, wanted: str) -> tuple[dict[str, Any], str]:
+    """Return a task by its name or by the line of a file, and that line if it is one."""
+    try:
+        document = client.show(wanted)
+    except UnknownName:
+        if (found := client.find_line(wanted)) is None:
+            raise
+        document = client.show(found.full_name)
+    name = spelling(document["campaign"], document["name"])
+    return document, client.line_labels([document]).get(name, "")
 
 
 def _output(shown: Site) -> Callable[[Request], Awaitable[Response]]:

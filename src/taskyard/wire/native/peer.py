@@ -39,7 +39,7 @@ HEARTBEAT, WATCH = _Q.Heartbeat, _Q.Watch
 LIST, STATS, EXPLAIN, DRAIN, SHOW = _Q.List, _Q.Stats, _Q.Explain, _Q.Drain, _Q.Show
 READ, WORKERS, PAUSE, RESUME = _Q.Read, _Q.Workers, _Q.Pause, _Q.Resume
 FOLLOW, LANES, MOVE, EXPIRE = _Q.Follow, _Q.Lanes, _Q.Move, _Q.Expire
-RULES, EDIT = _Q.Rules, _Q.Edit
+RULES, EDIT, NUMBERS = _Q.Rules, _Q.Edit, _Q.Numbers
 
 #: Codes of refusals: another process has the worker's name, or got it for good.
 NAME_HELD, NAME_LOST = Refusal.NAME_HELD.value, Refusal.NAME_LOST.value

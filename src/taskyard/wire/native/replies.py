@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from taskyard.core import effects
+from taskyard.core import effects, line_numbers
 from taskyard.core.blobs import Blob
 from taskyard.core.model import Refusal
 from taskyard.core.states import TaskState
@@ -309,6 +309,12 @@ def _value_received(pending: PendingRequests, effect: effects.ValueReceived) -> 
     return pending.answer(effect.request, _Q.PutValue, offset=effect.received)
 
 
+def _numbers(pending: PendingRequests, effect: line_numbers.NumbersReply) -> list[Reply]:
+    batch = pb.Batch(name=effect.campaigns, text=effect.paths)
+    fields = {"batch": batch, "n": effect.count, "data": effect.part}
+    return pending.answer(effect.request, _Q.Numbers, **fields)
+
+
 #: Encodes the replies to an effect, by its type.
 REPLIES: Final[dict[type[effects.Effect], Callable[[PendingRequests, Any], list[Reply]]]] = {
     effects.Accepted: _accepted,
@@ -333,6 +339,7 @@ REPLIES: Final[dict[type[effects.Effect], Callable[[PendingRequests, Any], list[
     effects.OutputWritten: _output_written,
     effects.RecordPage: _record_page,
     effects.RuleList: _rule_list,
+    line_numbers.NumbersReply: _numbers,
     effects.StoreReply: _store,
     effects.ValueReceived: _value_received,
 }

@@ -16,7 +16,7 @@ from taskyard.core.states import TaskState
 from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.dialect import is_reserved
-from taskyard.wire.native import attempt_columns, task_contents
+from taskyard.wire.native import attempt_columns, number_messages, task_contents
 from taskyard.wire.native import frames as tasks
 from taskyard.wire.native.frames import (
     FACTS_CACHE_BYTES_MAX,
@@ -29,7 +29,6 @@ from taskyard.wire.native.frames import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Sequence
 
-    from taskyard.core.model import WorkerFacts
     from taskyard.wire.native.pending import KnownWorker, PendingRequests, Request
 
 #: The longest time that a request may wait for its reply. Then the peer repeats it. So nothing is
@@ -512,6 +511,8 @@ _DECODERS: Final[dict[int, Callable[[PendingRequests, Request], Sequence[events.
     _Q.Expire: _command,
     _Q.Rules: _rules,
     _Q.Edit: _edit,
+    _Q.Number: number_messages.decode_number,
+    _Q.Numbers: number_messages.decode_numbers,
     _Q.Values: _value,
     _Q.PutValue: _value,
 }

@@ -1,21 +1,24 @@
-"""CSV: a header with the keys of a task, and a task per row.
+"""Tables of tasks, CSV and Parquet: a column per key of a task, and a task per row.
 
-The separator is the first of comma, semicolon and tab that the header contains. A quoted cell may
-span lines, and a row's number is its first line's. A bad header makes every row bad, so it ends the
-reading.
+A CSV file has a header, and the first of comma, semicolon and tab in it separates its cells. A
+quoted cell may span lines, and a row's number is its first line's. A bad header makes every row
+bad, so it ends the reading. Line numbers of Parquet are row numbers. pyarrow is imported only when
+such a file is opened: it is slow to import, and the extra `history` may not be installed.
 """
 
 from __future__ import annotations
 
 import csv
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from taskyard.campaign.lines import InvalidCampaign, InvalidRow, text_error, text_of
 from taskyard.campaign.task_spec import KEYS, unknown_key_text
 from taskyard.campaign.values import InvalidValue, from_cell, shown
+from taskyard.errors import NotInstalled
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+
 
 SEPARATORS: Final = (",", ";", "\t")
 
@@ -47,10 +50,10 @@ class _TextLines:
         return errors
 
 
-def rows(
+def csv_rows(
     lines: Iterable[tuple[int, bytes | InvalidRow]], label: str
 ) -> Iterator[tuple[int, object]]:
-    """Yield the rows as dicts, with their line numbers. Skip blank lines."""
+    """Yield the csv_rows as dicts, with their line numbers. Skip blank lines."""
     texts = _TextLines(lines)
     header, line = _header(texts, label)
     separator = _separator(header)
@@ -88,7 +91,7 @@ def _separator(header: str) -> str:
 
 
 def _columns(cells: Sequence[str], place: str) -> list[str]:
-    """Return the names of the columns. Raises `InvalidCampaign` for unknown or repeated ones."""
+    """Return the names of the columns. Raises `InvalidCampaign` for unknown or repeated columns."""
     names = [cell.strip() for cell in cells]
     for name in names:
         check_column(name, place)
@@ -128,3 +131,80 @@ def _csv_error(problem: csv.Error) -> str:
     if "unexpected end" in str(problem):
         return "a quote is never closed"
     return f"not valid CSV: {problem}"
+
+
+#: Rows that are Python objects at a time.
+ROWS_PER_BATCH: Final = 4096
+
+MAGIC: Final = b"PAR1"
+
+
+def parquet_rows(path: str) -> Iterator[tuple[int, object]]:
+    """Yield the parquet_rows of a file as dicts, with their numbers. A null is a missing key."""
+    try:
+        import pyarrow as pa  # noqa: PLC0415  # see above
+        import pyarrow.parquet as pq  # noqa: PLC0415
+    except ModuleNotFoundError as missing:
+        raise NotInstalled(
+            f"{path}: Parquet files need {missing.name} (pip install 'taskyard[history]')"
+        ) from None
+    number = 0
+    try:
+        with pq.ParquetFile(path) as file:
+            check_columns(file.schema_arrow.names, path)
+            for batch in file.iter_batches(batch_size=ROWS_PER_BATCH):
+                for number, raw in enumerate(rows_of(batch), start=number + 1):  # noqa: B020
+                    yield number, raw
+    except (pa.ArrowException, OSError) as problem:
+        raise read_error(path, number + 1, problem) from None
+
+
+def read_error(path: str, row: int, problem: Exception) -> InvalidCampaign:
+    """Return the error for a file that can't be read at that row."""
+    reason = str(problem).partition("\n")[0]
+    return InvalidCampaign(f"{path}:{row}: not a complete Parquet file: {reason}")
+
+
+def rows_of(batch: Any) -> Iterator[object]:  # noqa: ANN401  # pyarrow has no types
+    """Yield the parquet_rows of an Arrow batch as dicts."""
+    import pyarrow as pa  # noqa: PLC0415  # a caller with a batch has imported it
+
+    names = batch.schema.names
+    columns = [_values(pa, column) for column in batch.columns]
+    for cells in zip(*columns, strict=True):
+        yield _parquet_row(names, cells)
+
+
+def check_columns(names: list[str], path: str) -> None:
+    """Raise `InvalidCampaign` for a table whose columns are not keys of a task."""
+    for name in names:
+        check_column(name, f"{path}:1")
+    if len(set(names)) < len(names) or "name" not in names:
+        raise InvalidCampaign(f'{path}:1: the table must have "name" and each column once: {names}')
+
+
+def _parquet_row(names: list[str], cells: tuple[object, ...]) -> object:
+    """Return a row as a dict. Texts are read as in CSV."""
+    raw = dict(zip(names, cells, strict=True))
+    for key, cell in raw.items():
+        if isinstance(cell, str):
+            try:
+                raw[key] = from_cell(key, cell)
+            except InvalidValue as bad:
+                return InvalidRow(f'"{key}" {bad}', raw, str(raw["name"]))
+    return raw
+
+
+def _values(pa: Any, column: Any) -> list[object]:  # noqa: ANN401  # pyarrow has no types
+    """Return a column as Python values, as JSON would give them."""
+    kind = column.type
+    if pa.types.is_timestamp(kind):
+        column = column.cast(pa.timestamp("us", kind.tz), safe=False)
+    elif pa.types.is_duration(kind):
+        column = column.cast(pa.duration("us"), safe=False)
+    elif pa.types.is_dictionary(kind):
+        column = column.dictionary_decode()
+    values: list[object] = column.to_pylist()
+    if pa.types.is_map(kind):
+        return [None if value is None else dict(value) for value in values]  # type: ignore[call-overload]
+    return values
