@@ -4,7 +4,7 @@ Owns the version, which `pyproject.toml` reads, and the names that programs impo
 at first use, because every command imports this package and few of them need a client.
 """
 
-from typing import TYPE_CHECKING
+TYPE_CHECKING = False  # as in typing, which is not imported
 
 if TYPE_CHECKING:
     from taskyard.calls.inputs import result
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
         UserError,
     )
     from taskyard.spark import register
-
-TYPE_CHECKING = False  # as in typing, which is not imported
 
 __version__ = "0.1.0.dev0"
 
