@@ -38,7 +38,7 @@ from soak_kit.networks import (
 )
 from taskyard.client.internal import InternalClient
 from taskyard.core.model import Submission, Terms
-from taskyard.journal.audit import Auditor
+from taskyard.demo.campaign import Auditor
 from taskyard.journal.lock import StateLock
 from taskyard.journal.recovery import records_of
 from taskyard.journal.sqlite import SqliteStore

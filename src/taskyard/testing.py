@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING, Any, Final
 from taskyard.broker.transport import SocketTransport
 from taskyard.broker.turn import Broker
 from taskyard.calls import inputs, payloads, pickled
-from taskyard.calls.setup import Setups
-from taskyard.campaign.file_times import TaskFiles
+from taskyard.calls.environments import Setups
+from taskyard.campaign.submitter import TaskFiles
 from taskyard.client.internal import InternalClient
 from taskyard.core.blobs import results_needed
 from taskyard.core.events import Outcome, RulesSet

@@ -36,8 +36,7 @@ from taskyard.core.timer_heap import TimerHeap
 from taskyard.errors import UserError
 from taskyard.journal import blob_files
 from taskyard.journal.blob_files import BlobFiles
-from taskyard.journal.blob_names import blobs_needed
-from taskyard.journal.blobs import name_of, short_name, upload_of
+from taskyard.journal.blobs import blobs_needed, name_of, short_name, upload_of
 from taskyard.journal.store import MemoryStore
 from taskyard.wire.native.task_contents import StoreDocument
 from tests.worker.runner_harness import SetClock

@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import pytest
 
-from taskyard.core.output import OutputChunk, Stream
+from taskyard.core.model import OutputChunk, Stream
 from taskyard.errors import LeaderLost, UnusableStore
 from taskyard.journal.blobs import StreamKey, name_of
 from taskyard.postgresql import database, leader

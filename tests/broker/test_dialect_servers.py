@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from taskyard.broker import listeners
-from taskyard.broker.dialect_servers import BUILDERS, ListenerOptions
-from taskyard.broker.listeners import Listeners
+from taskyard.broker.listeners import BUILDERS, ListenerOptions, Listeners
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import UnusableEndpoint
 from taskyard.settings.keys import ListenSection

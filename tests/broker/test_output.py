@@ -30,8 +30,15 @@ from taskyard.core.events import (
     WorkerRegistered,
 )
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.model import EndedTask, Refusal, Submission, Terms, WorkerFacts
-from taskyard.core.output import OutputColumns, Stream
+from taskyard.core.model import (
+    EndedTask,
+    OutputColumns,
+    Refusal,
+    Stream,
+    Submission,
+    Terms,
+    WorkerFacts,
+)
 from taskyard.core.records import Progressed
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.timer_heap import TimerHeap

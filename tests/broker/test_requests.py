@@ -15,11 +15,11 @@ from taskyard.broker.requests import Budget, Requests
 from taskyard.core import effects, events
 from taskyard.core.effects import CommandAck, Refused, TaskPage
 from taskyard.core.events import Scope
-from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.model import Refusal, Submission, Terms, TermsChanges
 from taskyard.core.records import Cancelled
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import BLOCKED, CANCELLED, FAILED, READY
+from taskyard.journal.state_check import ledger_fingerprint
 
 if TYPE_CHECKING:
     from taskyard.core.effects import Effect

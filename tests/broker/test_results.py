@@ -11,7 +11,7 @@ from taskyard.broker import results as broker_results
 from taskyard.broker import rows
 from taskyard.broker.completer import KINDS, Completer
 from taskyard.broker.turn import Broker
-from taskyard.core import output as output_streams
+from taskyard.core import model as output_streams
 from taskyard.core.blobs import Blob, Content
 from taskyard.core.effects import (
     Effect,

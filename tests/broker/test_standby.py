@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskyard.broker.server import BrokerSettings
-from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.errors import JournalDamaged, JournalFailed, UnknownFormat, UnusableStore
 from taskyard.journal import recovery, witness
+from taskyard.journal.state_check import ledger_fingerprint
 from taskyard.journal.store import LEASE_NS, MemoryStore
 from taskyard.postgresql import database
 from taskyard.postgresql import standby as standby_module

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from taskyard.campaign.file_times import TaskFiles
+from taskyard.campaign.submitter import TaskFiles
 
 
 @pytest.fixture

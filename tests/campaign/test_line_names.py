@@ -2,7 +2,7 @@
 
 import pytest
 
-from taskyard.campaign.line_names import WORDS_CHARS_MAX, LineNames, line_name
+from taskyard.campaign.shell_lines import WORDS_CHARS_MAX, LineNames, line_name
 from taskyard.campaign.values import read_name
 
 

@@ -13,9 +13,8 @@ from taskyard.campaign import shell_lines
 from taskyard.campaign.batches import encode_batches
 from taskyard.campaign.detection import Format
 from taskyard.campaign.formats import FileOptions
-from taskyard.campaign.line_names import line_name
 from taskyard.campaign.reader import LoadedCampaign, read_campaign
-from taskyard.campaign.shell_lines import CommandScanner, syntax_error
+from taskyard.campaign.shell_lines import CommandScanner, line_name, syntax_error
 from tests.kit.cases import each_case
 
 

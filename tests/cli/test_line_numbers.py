@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskyard.campaign.line_names import line_name
+from taskyard.campaign.shell_lines import line_name
 from tests.cli.yard import Caller, running
 from tests.kit.processes import run_here
 

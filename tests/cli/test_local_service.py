@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskyard.campaign.line_names import line_name
+from taskyard.campaign.shell_lines import line_name
 from taskyard.cli.offline import OfflineClient
 from taskyard.process.state_files import (
     LOCAL_FILE,

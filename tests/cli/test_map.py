@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskyard.campaign.line_names import line_name
+from taskyard.campaign.shell_lines import line_name
 from taskyard.cli.map_output import FutureWindow
 from tests.cli.yard import Caller, Yard, running
 from tests.kit.processes import Running

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from taskyard.campaign.line_names import line_name
 from taskyard.campaign.reader import read_campaign
+from taskyard.campaign.shell_lines import line_name
 from taskyard.cli.offline import OfflineClient
 from taskyard.cli.run_report import RunCounts, RunEnd, RunOptions, RunReport, print_reports
 from taskyard.client import waits

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskyard.campaign.line_names import line_name
+from taskyard.campaign.shell_lines import line_name
 from taskyard.cli.offline import OfflineClient
 from tests.kit.processes import Running, run_here, until
 

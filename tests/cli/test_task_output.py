@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskyard.campaign.line_names import line_name
+from taskyard.campaign.shell_lines import line_name
 from taskyard.cli import task_output
 from taskyard.client.internal import InternalClient
 from taskyard.journal.blob_files import BlobFiles

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskyard.campaign.line_names import line_name
+from taskyard.campaign.shell_lines import line_name
 from tests.cli.yard import Caller
 
 if TYPE_CHECKING:

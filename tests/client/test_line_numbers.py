@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskyard import testing
-from taskyard.campaign import line_names
-from taskyard.campaign.line_names import line_name
+from taskyard.campaign import shell_lines
 from taskyard.campaign.reader import read_campaign
+from taskyard.campaign.shell_lines import line_name
 from taskyard.campaign.submitter import submit_campaign
 from taskyard.client.line_numbers import NumberedFile, NumberedLine
 from taskyard.errors import UnknownName, UserError
@@ -122,7 +122,7 @@ def test_newest_load_of_a_file_is_meant_and_another_file_is_ambiguous(
 def test_long_file_has_its_numbers_in_parts(
     client: InternalClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(line_names, "LINES_PER_PART", 2)
+    monkeypatch.setattr(shell_lines, "LINES_PER_PART", 2)
     texts = [f"echo {number}" for number in range(70)]
     load(client, tmp_path / "cmds.txt", "\n".join(texts))
     names = [f"cmds/{line_name(text)}" for text in texts]

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from taskyard.core.records import AnyRecord, Finished, Submitted
-from taskyard.journal.audit import AuditCounts, Auditor
+from taskyard.demo.campaign import AuditCounts, Auditor
 from taskyard.journal.lock import StateLock
 from taskyard.journal.recovery import records_of
 from taskyard.journal.sqlite import SqliteStore

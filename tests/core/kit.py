@@ -29,7 +29,6 @@ from taskyard.core.events import (
     WorkerLost,
     WorkerRegistered,
 )
-from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.ledger import Ledger
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Submission, Terms, WorkerFacts
@@ -38,6 +37,7 @@ from taskyard.core.rules import LaneOptions, Rule
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
 from taskyard.journal.recovery import decode, encode
+from taskyard.journal.state_check import ledger_fingerprint
 
 #: A worker without limits: it holds as many tasks as it requests, and has no timeout.
 PLAIN = WorkerFacts(slots_total=0)

@@ -50,8 +50,7 @@ from taskyard.core.events import (
     WorkerUnreachable,
 )
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.model import Refusal, Submission, Terms, TermsChanges, WorkerFacts
-from taskyard.core.output import Stream
+from taskyard.core.model import Refusal, Stream, Submission, Terms, TermsChanges, WorkerFacts
 from taskyard.core.rules import LaneOptions, Rule
 from taskyard.core.states import TaskState
 from tests.core.kit import Yard

@@ -9,12 +9,12 @@ import pytest
 from taskyard.core.apply import apply
 from taskyard.core.effects import CommandAck, Effect, Refused
 from taskyard.core.events import EditRequested, Outcome, Scope
-from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.ledger import Ledger
 from taskyard.core.limits import PRIORITY_MAX, RETRIES_MAX, SECOND_NS
 from taskyard.core.model import Refusal, TermsChanges
 from taskyard.core.records import Edited
 from taskyard.core.states import TaskState
+from taskyard.journal.state_check import ledger_fingerprint
 from taskyard.wire.native import peer
 from taskyard.wire.native.server import NativeServer
 from tests.core.kit import Yard

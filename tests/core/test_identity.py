@@ -20,10 +20,10 @@ from taskyard.core.events import (
     TasksReturned,
     UnknownPolicy,
 )
-from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.model import Refusal, Submission
 from taskyard.core.records import Submitted
 from taskyard.core.states import TaskState
+from taskyard.journal.state_check import ledger_fingerprint
 from tests.core.kit import Yard
 from tests.kit.snapshots import reopened
 

@@ -24,7 +24,6 @@ from taskyard.core.events import (
     WorkerLost,
     WorkerReconnected,
 )
-from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.limits import CRASHES_MAX, SECOND_NS
 from taskyard.core.model import Terms, WorkerFacts
 from taskyard.core.records import (
@@ -43,6 +42,7 @@ from taskyard.core.records import (
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
 from taskyard.core.timer_heap import NEVER_NS
+from taskyard.journal.state_check import ledger_fingerprint
 from tests.core.kit import PLAIN, Yard, assigned, missing
 from tests.kit.snapshots import reopened
 

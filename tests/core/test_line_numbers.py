@@ -5,11 +5,11 @@ import pytest
 from taskyard.core import apply as apply_module
 from taskyard.core.effects import CommandAck, Effect, Refused
 from taskyard.core.events import DiskSpaceChanged
-from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.ledger import Ledger
 from taskyard.core.line_numbers import NumberRequested, NumbersReply, NumbersRequested
 from taskyard.core.model import Refusal
 from taskyard.core.records import Numbered
+from taskyard.journal.state_check import ledger_fingerprint
 from tests.core.kit import Yard
 from tests.kit.snapshots import reopened
 

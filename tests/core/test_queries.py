@@ -58,7 +58,6 @@ from taskyard.core.events import (
     WorkerHeartbeat,
     WorkersRequested,
 )
-from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.limits import (
     AFTER_SHOWN_MAX,
     LIST_TASKS_MAX,
@@ -67,10 +66,10 @@ from taskyard.core.limits import (
     STATS_ROWS_MAX,
     TASKS_PER_MESSAGE_MAX,
 )
-from taskyard.core.model import Refusal, WorkerFacts
-from taskyard.core.output import Stream
+from taskyard.core.model import Refusal, Stream, WorkerFacts
 from taskyard.core.records import Progressed
 from taskyard.core.states import TaskState, WorkerState
+from taskyard.journal.state_check import ledger_fingerprint
 from tests.core.kit import Yard, assigned
 
 BLOCKED, DELAYED, READY, LEASED, DONE, FAILED, CANCELLED = TaskState

@@ -14,9 +14,9 @@ from taskyard.core.events import (
     SubmitRequested,
     UnknownPolicy,
 )
-from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.model import Refusal, RefusedTask, Submission, Terms
 from taskyard.core.states import TaskState
+from taskyard.journal.state_check import ledger_fingerprint
 from tests.core.kit import Yard, with_tasks_in_most_states
 
 

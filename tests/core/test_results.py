@@ -18,7 +18,6 @@ from taskyard.core.events import (
     UnknownPolicy,
     WatchRequested,
 )
-from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.limits import CRASH_DELAY_NS, CRASHES_MAX, REASON_BYTES_MAX, SECOND_NS
 from taskyard.core.model import Refusal
 from taskyard.core.records import (
@@ -33,6 +32,7 @@ from taskyard.core.records import (
 from taskyard.core.results import DEFER_NS_MIN, retry_delay_ns
 from taskyard.core.rules import LaneOptions
 from taskyard.core.states import TaskState
+from taskyard.journal.state_check import ledger_fingerprint
 from tests.core.kit import Yard, assigned, missing
 from tests.kit.snapshots import reopened
 

@@ -12,12 +12,12 @@ from taskyard.core.events import (
     TasksProgressed,
     UnknownPolicy,
 )
-from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.ledger import Ledger, to_ended_task
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import EndedTask, digest
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
+from taskyard.journal.state_check import ledger_fingerprint
 from tests.core.kit import Yard
 from tests.core.strategies import Step, steps, take_step
 from tests.kit.snapshots import encoded, reopened

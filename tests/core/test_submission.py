@@ -13,10 +13,10 @@ from taskyard.core.events import (
     SubmitRequested,
     UnknownPolicy,
 )
-from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.model import Refusal, Submission, Terms
 from taskyard.core.records import Extended, Submitted
 from taskyard.core.states import TaskState
+from taskyard.journal.state_check import ledger_fingerprint
 from tests.core.kit import Yard, with_tasks_in_most_states
 from tests.kit.snapshots import reopened
 

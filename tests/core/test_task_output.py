@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from taskyard.core import output
+from taskyard.core import model
 from taskyard.core.blobs import Blob, Content
 from taskyard.core.effects import OutputEnded, OutputWritten, Part, Refused, ReportAck
 from taskyard.core.events import (
@@ -15,8 +15,7 @@ from taskyard.core.events import (
     OutputSpaceChanged,
     PartRequested,
 )
-from taskyard.core.model import Refusal
-from taskyard.core.output import OutputChunk, OutputColumns, Stream
+from taskyard.core.model import OutputChunk, OutputColumns, Refusal, Stream
 from taskyard.core.records import Failed, Finished, Progressed
 from tests.core.kit import Yard
 
@@ -88,8 +87,8 @@ def test_result_of_which_the_worker_kept_a_part_is_truncated() -> None:
 
 def test_appended_streams_that_the_journal_has_whole_are_dropped() -> None:
     yard = holding(b"a")
-    output = printed(Blob(DIGEST, 3, b"out"), LONG)
-    ended, _ack = yard.report(b"w", b"a", Outcome.FAILED, texts=[b"bad"], output=output)
+    model = printed(Blob(DIGEST, 3, b"out"), LONG)
+    ended, _ack = yard.report(b"w", b"a", Outcome.FAILED, texts=[b"bad"], output=model)
     assert ended == OutputEnded(b"", b"a", 1, [(ERR, LONG)], [OUT])
     progressed, failed = yard.records
     assert progressed == Progressed(0, b"w", [b"a"], [1], [0], [b"out"], [LONG])
@@ -99,8 +98,8 @@ def test_appended_streams_that_the_journal_has_whole_are_dropped() -> None:
 def test_appended_short_result_is_in_its_record_and_is_dropped() -> None:
     yard = holding(b"a", b"b")
     texts = [Blob(DIGEST, 3, b"out"), b"other"]
-    output = OutputColumns([b"", b""], [b"", b""])
-    ended, _ack = yard.finish(b"w", b"a", b"b", texts=texts, output=output)
+    model = OutputColumns([b"", b""], [b"", b""])
+    ended, _ack = yard.finish(b"w", b"a", b"b", texts=texts, output=model)
     assert ended == OutputEnded(b"", b"a", 1, [], [OUT])
     assert yard.records == [Finished(0, b"w", [b"a", b"b"], [1, 1], [b"out", b"other"])]
 
@@ -124,8 +123,8 @@ def test_records_of_output_are_linked() -> None:
     yard = holding(b"a", retry_delays_ns=(0, 0))
     numbers: list[int] = []
     for attempt in (1, 2):
-        output = printed(b"try %d" % attempt)
-        yard.report(b"w", b"a", Outcome.FAILED, texts=[b""], output=output)
+        model = printed(b"try %d" % attempt)
+        yard.report(b"w", b"a", Outcome.FAILED, texts=[b""], output=model)
         (record,) = [record for record in yard.records if isinstance(record, Progressed)]
         assert record.previous == (None if attempt == 1 else [numbers[0]])
         numbers.append(yard.scheduler.ledger.outputs[b"a"])
@@ -173,15 +172,15 @@ class TestPaths:
         ],
     )
     def test_name_is_encoded(self, name: bytes, part: str) -> None:
-        assert output.encode_name(name) == part
+        assert model.encode_name(name) == part
 
     def test_long_names_are_cut_and_stay_different(self) -> None:
         names = [b"x" * 300 + b"%d" % number for number in range(2)]
-        parts = [output.encode_name(name) for name in names]
+        parts = [model.encode_name(name) for name in names]
         assert parts[0] != parts[1]
-        assert max(map(len, parts)) <= output.NAME_BYTES_MAX
+        assert max(map(len, parts)) <= model.NAME_BYTES_MAX
 
     def test_task_outside_any_campaign_has_its_own_directory(self) -> None:
-        assert output.directory_of(b"", b"a") == ("@", "a")
-        assert output.directory_of(b"@", b"a") == ("%40", "a")
-        assert output.file_name(3, ERR) == "3.err"
+        assert model.directory_of(b"", b"a") == ("@", "a")
+        assert model.directory_of(b"@", b"a") == ("%40", "a")
+        assert model.file_name(3, ERR) == "3.err"

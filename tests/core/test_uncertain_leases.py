@@ -18,8 +18,7 @@ from taskyard.core.events import (
     WorkerRegistered,
 )
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.model import WorkerFacts
-from taskyard.core.output import Stream
+from taskyard.core.model import Stream, WorkerFacts
 from taskyard.core.records import LeaseExpired, Returned, ReturnReason, WorkerJoined, WorkerLeft
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState

@@ -11,7 +11,6 @@ from taskyard.core.events import (
     WorkerHeartbeat,
     WorkerRegistered,
 )
-from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.limits import CRASHES_MAX, REPLACED_MAX, REPLACED_TASKS_MAX, SECOND_NS
 from taskyard.core.model import Refusal, WorkerFacts
 from taskyard.core.records import (
@@ -28,6 +27,7 @@ from taskyard.core.records import (
 from taskyard.core.rules import LaneOptions, Rule
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
+from taskyard.journal.state_check import ledger_fingerprint
 from tests.core.kit import Yard, assigned
 from tests.kit.snapshots import reopened
 

@@ -15,7 +15,7 @@ from taskyard.calls.inputs import Input
 from taskyard.calls.payloads import encode_call, encode_command
 from taskyard.core.blobs import Blob
 from taskyard.core.events import Outcome
-from taskyard.core.output import Stream
+from taskyard.core.model import Stream
 from taskyard.forward import runner as runner_module
 from taskyard.forward.lower import Capacity, LowerBroker, upper_label
 from taskyard.forward.runner import ForwardRunner

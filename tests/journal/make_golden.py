@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from taskyard.core.blobs import Blob
-from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.ledger import Ledger
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Submission, Terms, TermsChanges, WorkerFacts
@@ -52,6 +51,7 @@ from taskyard.core.runs import RunColumns
 from taskyard.journal import compaction, recovery
 from taskyard.journal.recovery import JOURNAL_FORMAT, encode
 from taskyard.journal.sqlite import SqliteStore
+from taskyard.journal.state_check import ledger_fingerprint
 from taskyard.journal.store import MemoryStore
 from tests.journal.scenarios import BEGIN_NS, go_on, rich_story
 

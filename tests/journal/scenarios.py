@@ -26,7 +26,6 @@ from taskyard.core.events import (
     TasksReturned,
     UnknownPolicy,
 )
-from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Submission, Terms, TermsChanges
 from taskyard.core.rules import LaneOptions, Rule
@@ -34,6 +33,7 @@ from taskyard.core.states import TaskState
 from taskyard.journal import schema
 from taskyard.journal.recovery import encode
 from taskyard.journal.sqlite import SqliteStore
+from taskyard.journal.state_check import ledger_fingerprint
 from taskyard.journal.store import MemoryStore, Store
 from tests.core.kit import Yard
 

@@ -15,7 +15,7 @@ from taskyard.core.records import (
     TaskExpired,
     WorkerLeft,
 )
-from taskyard.journal.audit import AuditCounts, Auditor
+from taskyard.demo.campaign import AuditCounts, Auditor
 
 
 def tally(*records: object) -> AuditCounts:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from taskyard.core.output import Stream
+from taskyard.core.model import Stream
 from taskyard.errors import BytesDamaged, BytesMissing, BytesNotStored
 from taskyard.journal import blob_files
 from taskyard.journal.blob_files import BlobFiles, StoreTerms

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskyard.core.output import Stream
+from taskyard.core.model import Stream
 from taskyard.journal.blob_files import BlobFiles
 from taskyard.journal.blobs import (
     BytesDiffer,

@@ -19,7 +19,6 @@ from taskyard.core.events import (
     UnknownPolicy,
     WorkerLost,
 )
-from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.ledger import Ledger
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import TermsChanges
@@ -41,6 +40,7 @@ from taskyard.core.states import (
 from taskyard.journal import compaction, recovery, snapshot
 from taskyard.journal.block_file import BlockWriter
 from taskyard.journal.snapshot import SnapshotReader, SnapshotWriter
+from taskyard.journal.state_check import ledger_fingerprint
 from taskyard.journal.store import MemoryStore, Row
 from tests.journal.scenarios import BEGIN_NS, WritingYard, rich_story, unfinished
 

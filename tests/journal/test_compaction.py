@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from simulator import snapshots
-from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.model import EndedTask
 from taskyard.errors import JournalDamaged, JournalFailed
 from taskyard.journal import (
@@ -26,6 +25,7 @@ from taskyard.journal.archive import Archive
 from taskyard.journal.compaction import CompactionResult
 from taskyard.journal.history import HistoryPart
 from taskyard.journal.sqlite import SqliteStore
+from taskyard.journal.state_check import ledger_fingerprint
 from taskyard.journal.store import MemoryStore
 from tests.journal import killed_compaction
 from tests.journal.scenarios import WritingYard, copied, go_on, rich_story, rich_yard, unfinished

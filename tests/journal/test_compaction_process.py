@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.errors import JournalDamaged, JournalFailed
 from taskyard.journal import chain, compaction, compaction_process, recovery, snapshot
 from taskyard.journal.archive import Archive
 from taskyard.journal.compaction_process import CompactionChild, CompactionReport
 from taskyard.journal.sqlite import JournalReader, SqliteStore
+from taskyard.journal.state_check import ledger_fingerprint
 from taskyard.journal.store import DISK_RESERVE_BYTES
 from tests.journal.scenarios import WritingYard, go_on, rich_yard, unfinished
 from tests.journal.test_compaction import tasks_in_snapshot

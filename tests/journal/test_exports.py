@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from taskyard.core.blobs import text_of
-from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.errors import JournalDamaged, LeaderLost
 from taskyard.journal import chain, compaction, history, recovery, snapshot
 from taskyard.journal.archive import END, Archive, IndexRow, row_of_output
+from taskyard.journal.state_check import ledger_fingerprint
 from taskyard.journal.store import Head, MemoryStore
 from taskyard.postgresql import blobs, database, exports, leader
 from taskyard.postgresql.blobs import BlobTables

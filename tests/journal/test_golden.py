@@ -10,7 +10,6 @@ import pytest
 
 from simulator import invariants
 from taskyard.core.blobs import Blob, blob_name
-from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.records import AnyRecord
 from taskyard.core.states import TaskState
 from taskyard.errors import JournalDamaged, UnknownFormat
@@ -18,6 +17,7 @@ from taskyard.journal import compaction, history, history_arrow, recovery, snaps
 from taskyard.journal.archive import Archive
 from taskyard.journal.recovery import JOURNAL_FORMAT, decode, encode
 from taskyard.journal.sqlite import SqliteStore
+from taskyard.journal.state_check import ledger_fingerprint
 from tests.journal.make_golden import GOLDEN, LATEST, RECORDS, described, make_state, record_lines
 from tests.journal.row_files import read_rows
 from tests.journal.scenarios import unfinished

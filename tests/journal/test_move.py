@@ -6,7 +6,6 @@ from typing import LiteralString
 
 import pytest
 
-from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.errors import JournalDamaged, StateLocked, UnusableKey, UnusableState, UnusableStore
 from taskyard.journal import compaction, history, recovery, schema, snapshot, sqlite, state_store
 from taskyard.journal.archive import Archive
@@ -15,6 +14,7 @@ from taskyard.journal.blobs import BlobStore
 from taskyard.journal.chain import Head, Row
 from taskyard.journal.lock import StateLock
 from taskyard.journal.sqlite import JournalReader, SqliteStore
+from taskyard.journal.state_check import ledger_fingerprint
 from taskyard.journal.store import MemoryStore
 from taskyard.net.keyring import Keyring
 from taskyard.postgresql import database, exports, keys, move

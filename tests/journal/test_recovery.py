@@ -32,7 +32,6 @@ from taskyard.core.events import (
     TimePassed,
     WatchRequested,
 )
-from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.ledger import Ledger
 from taskyard.core.model import Refusal, Submission, Terms, WorkerFacts
 from taskyard.core.records import (
@@ -52,6 +51,7 @@ from taskyard.journal.archive import Archive
 from taskyard.journal.blobs import BlobStore
 from taskyard.journal.recovery import encode
 from taskyard.journal.sqlite import SqliteStore
+from taskyard.journal.state_check import ledger_fingerprint
 from taskyard.journal.store import Head, MemoryStore, StoreReader
 from tests.journal.scenarios import (
     LONG_PAYLOAD,

@@ -7,13 +7,13 @@ import pytest
 
 from simulator import snapshots
 from taskyard.core.apply import apply
-from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.ledger import Ledger
 from taskyard.core.model import Submission
 from taskyard.core.records import Submitted
 from taskyard.core.snapshots.columns import CHUNK_TASKS
 from taskyard.errors import JournalDamaged, JournalFailed, StateError, UnknownFormat
 from taskyard.journal import snapshot
+from taskyard.journal.state_check import ledger_fingerprint
 from taskyard.journal.store import Head, MemoryStore
 from tests.journal.scenarios import WritingYard, rich_story, unfinished
 

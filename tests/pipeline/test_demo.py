@@ -20,10 +20,9 @@ from taskyard.core.model import Submission, Terms, WorkerFacts
 from taskyard.core.records import Failed, Finished, Submitted, WorkerJoined
 from taskyard.demo import campaign, cluster
 from taskyard.demo import tasks as demo_tasks
-from taskyard.demo.campaign import BrokerKill, DemoCounts, RecordFold
+from taskyard.demo.campaign import AuditCounts, BrokerKill, DemoCounts, RecordFold
 from taskyard.demo.cluster import DemoCluster
 from taskyard.errors import ExitCode, ProcessEnded, UserError
-from taskyard.journal.audit import AuditCounts
 from taskyard.pipeline.transforms.guarantees import Guarantees
 from tests.test_docs_commands import Block, blocks
 

@@ -16,9 +16,9 @@ import pyspark
 import pytest
 
 from taskyard.client.internal import InternalClient
+from taskyard.demo.campaign import AuditCounts, Auditor
 from taskyard.errors import UserError
 from taskyard.journal import recovery
-from taskyard.journal.audit import AuditCounts, Auditor
 from taskyard.journal.sqlite import JournalReader
 from taskyard.journal.witness import read as witnessed
 from taskyard.pipeline import java

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskyard.core.states import TaskState
+from taskyard.demo.campaign import AuditCounts, Auditor
 from taskyard.errors import JournalDamaged, UserError
 from taskyard.journal import compaction, history, history_arrow, history_reader, recovery
-from taskyard.journal.audit import AuditCounts, Auditor
 from taskyard.journal.history import HistoryPart
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.store import MemoryStore

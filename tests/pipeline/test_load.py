@@ -26,9 +26,9 @@ from taskyard.campaign.submitter import SubmitCounts, submit_campaign
 from taskyard.cli.entry import run, taskyard
 from taskyard.client.client import Client
 from taskyard.core.events import UnknownPolicy
+from taskyard.demo.campaign import Auditor
 from taskyard.errors import Refused, UserError
 from taskyard.journal import recovery
-from taskyard.journal.audit import Auditor
 from taskyard.journal.sqlite import JournalReader
 from taskyard.journal.witness import read as witnessed
 from taskyard.pipeline import session

@@ -26,10 +26,10 @@ from taskyard.client import task_filters
 from taskyard.client.task_filters import form_of
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
+from taskyard.demo.campaign import AuditCounts, Auditor
 from taskyard.design import PALETTES
 from taskyard.errors import UserError
 from taskyard.journal import recovery, witness
-from taskyard.journal.audit import AuditCounts, Auditor
 from taskyard.journal.sqlite import JournalReader, SqliteStore
 from taskyard.pipeline import tables
 from taskyard.pipeline.datasets import CRITICAL_PATH, TASKS

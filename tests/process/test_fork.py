@@ -15,7 +15,7 @@ from tests.kit.processes import environment
 PREAMBLE = """
 import gc, os, signal, subprocess, sys, threading
 from taskyard.process.child import ChildProcess
-from taskyard.process.fork import can_fork
+from taskyard.process.child import can_fork
 signal.signal(signal.SIGTERM, lambda *_: None)
 assert can_fork()
 """

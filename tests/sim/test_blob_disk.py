@@ -10,7 +10,7 @@ import pytest
 from simulator.blob_disk import BlobDisk
 from simulator.clock import SimClock, Timeline
 from simulator.outputs import name_of
-from taskyard.core.output import Stream
+from taskyard.core.model import Stream
 from taskyard.journal.blob_files import BlobFiles
 from taskyard.journal.blobs import StreamKey
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from taskyard.broker.turn import Broker
 from taskyard.cli.entry import main
 from taskyard.journal.blob_files import BlobFiles
-from taskyard.journal.blob_names import blobs_named
+from taskyard.journal.blobs import blobs_named
 from taskyard.postgresql.blobs import BlobRows
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from msgspec import structs
 from pair_demo import postgresql
 from pair_demo.pair import PairCounts, Takeover, proof
 from pair_demo.postgresql import ThrowawayCluster, find_programs
+from taskyard.demo.campaign import AuditCounts
 from taskyard.errors import ExitCode, NotInstalled, ProcessEnded
-from taskyard.journal.audit import AuditCounts
 from tests.kit.processes import PATIENCE_SECONDS, Running
 from tests.kit.requirements import need
 

@@ -12,8 +12,8 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 
 from taskyard import testing
-from taskyard.campaign.line_names import line_name
 from taskyard.campaign.reader import read_campaign
+from taskyard.campaign.shell_lines import line_name
 from taskyard.campaign.submitter import submit_campaign
 from taskyard.errors import NoBroker, TaskyardError, UnknownName
 from taskyard.web.views import tasks

@@ -12,8 +12,7 @@ from typing import Any, Final
 
 import pytest
 
-from taskyard.core.model import Submission, Terms, WorkerFacts
-from taskyard.core.output import Stream
+from taskyard.core.model import Stream, Submission, Terms, WorkerFacts
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.native import attempt_columns, number_messages, peer
 from taskyard.wire.native import requests as native_requests

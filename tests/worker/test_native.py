@@ -13,8 +13,7 @@ from taskyard.core import deadlines
 from taskyard.core.blobs import Blob
 from taskyard.core.events import Outcome, Scope
 from taskyard.core.limits import BLOB_BYTES_MIN, SECOND_NS, STREAM_END_BYTES
-from taskyard.core.model import Submission, Terms
-from taskyard.core.output import Stream
+from taskyard.core.model import Stream, Submission, Terms
 from taskyard.core.records import Progressed
 from taskyard.core.states import TaskState
 from taskyard.errors import Refused, UserError

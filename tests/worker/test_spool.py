@@ -6,7 +6,7 @@ from hashlib import sha256
 
 from taskyard.core.blobs import Blob, Content
 from taskyard.core.limits import BLOB_BYTES_MIN, STREAM_END_BYTES
-from taskyard.core.output import Stream
+from taskyard.core.model import Stream
 from taskyard.worker.jobs import Job
 from taskyard.worker.output import (
     APPEND_BYTES_MAX,

@@ -22,10 +22,9 @@ from msgspec import Struct
 from pair_demo.postgresql import ThrowawayCluster, find_programs
 from taskyard.client.internal import InternalClient
 from taskyard.demo import tasks
-from taskyard.demo.campaign import ProofLine
+from taskyard.demo.campaign import AuditCounts, Auditor, ProofLine
 from taskyard.demo.cluster import LOGS, DemoProcess, end_processes, stop_processes
 from taskyard.errors import ExitCode, TaskFailed, TaskyardError, TimedOut
-from taskyard.journal.audit import AuditCounts, Auditor
 from taskyard.journal.chain import Head
 from taskyard.journal.recovery import records_of
 from taskyard.postgresql import database, leader

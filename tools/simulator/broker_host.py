@@ -22,10 +22,10 @@ from taskyard.broker.transport import Connections, unsent_events
 from taskyard.broker.turn import Broker
 from taskyard.core.effects import Effect, HeartbeatAck
 from taskyard.core.events import Event, RulesSet
-from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.scheduler import Scheduler
 from taskyard.errors import JournalDamaged, JournalFailed
 from taskyard.journal import recovery
+from taskyard.journal.state_check import ledger_fingerprint
 
 if TYPE_CHECKING:
     from simulator.world import World

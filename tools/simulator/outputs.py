@@ -22,7 +22,7 @@ from taskyard.broker import blob_retention, contents
 from taskyard.core import blobs as core_blobs
 from taskyard.core.blobs import Blob, text_of
 from taskyard.core.limits import PART_BYTES_MAX
-from taskyard.core.output import Stream
+from taskyard.core.model import Stream
 from taskyard.journal import blob_files, blobs
 from taskyard.postgresql import blobs as postgres_blobs
 from taskyard.wire.native import requests, task_contents

@@ -20,7 +20,7 @@ from simulator.plan import MILLISECOND_NS, NAMED_BY_BROKER, RESULT_BYTES, SECOND
 from taskyard.core import effects, events
 from taskyard.core.blobs import Blob, Content
 from taskyard.core.events import Outcome
-from taskyard.core.output import Stream
+from taskyard.core.model import Stream
 from taskyard.core.runs import Run
 from taskyard.worker.agents.rules import AgentRules
 from taskyard.worker.jobs import Job, JobResult

@@ -35,8 +35,7 @@ from simulator.worker import Worker
 from simulator.workers import KINDS as FOREIGN_KINDS
 from taskyard.core import events, identity
 from taskyard.core.events import DuplicatePolicy, Scope, UnknownPolicy
-from taskyard.core.model import Refusal, Submission, Terms, TermsChanges
-from taskyard.core.output import Stream
+from taskyard.core.model import Refusal, Stream, Submission, Terms, TermsChanges
 
 if TYPE_CHECKING:
     from collections.abc import Callable

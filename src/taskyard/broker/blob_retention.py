@@ -15,8 +15,7 @@ from taskyard.core.identity import spelling
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TASK_STATES_ENDED, TaskState
 from taskyard.journal.blob_files import BlobFiles
-from taskyard.journal.blob_names import blobs_named, blobs_needed
-from taskyard.journal.blobs import StreamKey
+from taskyard.journal.blobs import StreamKey, blobs_named, blobs_needed
 from taskyard.journal.recovery import records_of
 
 if TYPE_CHECKING:

@@ -15,13 +15,21 @@ from taskyard.core.blobs import blobs_in, texts_of
 from taskyard.core.effects import Refused, StoreReply, ValueReceived
 from taskyard.core.identity import split
 from taskyard.core.limits import REFUSED_TASKS_MAX, SECOND_NS
-from taskyard.core.model import Refusal, RefusedTask, shown
-from taskyard.core.output import Stream
+from taskyard.core.model import Refusal, RefusedTask, Stream, shown
 from taskyard.core.records import Finished, Progressed, Submitted
 from taskyard.errors import BytesNotStored, JournalFailed, UserError
 from taskyard.journal.blob_files import TERMS_FILE, BlobFiles, StoreTerms
-from taskyard.journal.blob_names import NAMING, blobs_named, tasks_by_blob
-from taskyard.journal.blobs import BytesDiffer, StreamKey, is_name, length_of, short_name, upload_of
+from taskyard.journal.blobs import (
+    NAMING,
+    BytesDiffer,
+    StreamKey,
+    blobs_named,
+    is_name,
+    length_of,
+    short_name,
+    tasks_by_blob,
+    upload_of,
+)
 from taskyard.journal.recovery import records_of
 from taskyard.wire.native.task_contents import StoreDocument
 

@@ -30,8 +30,7 @@ from taskyard.core.effects import (
     TaskPage,
     ValueReceived,
 )
-from taskyard.journal.blob_names import blobs_needed
-from taskyard.journal.blobs import BlobStore
+from taskyard.journal.blobs import BlobStore, blobs_needed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

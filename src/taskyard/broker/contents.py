@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from taskyard.core.context import Context
     from taskyard.core.events import Event
     from taskyard.core.ledger import Ledger
-    from taskyard.core.output import OutputChunk
+    from taskyard.core.model import OutputChunk
     from taskyard.journal.blobs import BlobStore
 
 logger = logging.getLogger("taskyard.broker")

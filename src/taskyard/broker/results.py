@@ -37,16 +37,14 @@ from taskyard.core.explain import cancelled, done
 from taskyard.core.identity import split
 from taskyard.core.ledger import Ledger
 from taskyard.core.limits import PAYLOAD_BYTES_MAX
-from taskyard.core.model import shown
-from taskyard.core.output import Stream
+from taskyard.core.model import Stream, shown
 from taskyard.core.records import AnyRecord, Cancelled, Finished, Progressed, Submitted
 from taskyard.core.runs import Attempt
 from taskyard.core.states import TaskState
 from taskyard.errors import BytesDamaged, BytesMissing, JournalDamaged, UserError
 from taskyard.journal.archive import END
 from taskyard.journal.blob_files import REMOVED_HINT
-from taskyard.journal.blob_names import blobs_needed
-from taskyard.journal.blobs import BlobStore, StreamKey, is_name, short_name
+from taskyard.journal.blobs import BlobStore, StreamKey, blobs_needed, is_name, short_name
 from taskyard.journal.blobs import length_of as length_in
 from taskyard.journal.files import RESTORE_HINT
 from taskyard.journal.recovery import (

@@ -22,7 +22,7 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.core.records import AnyRecord
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.timer_heap import AT_ONCE_NS, NEVER_NS, TimerHeap
-from taskyard.journal.blob_names import NAMING
+from taskyard.journal.blobs import NAMING
 from taskyard.journal.recovery import EndedTaskIndex, encode, recall_for_event
 from taskyard.journal.store import DISK_RESERVE_BYTES, Store
 from taskyard.net.protocols import Clock

@@ -121,7 +121,7 @@ def _found(store: BlobStore, state: Path) -> tuple[list[_File], set[str]]:
     from taskyard.broker.rows import Budget, DecodedRows  # noqa: PLC0415  # as above
     from taskyard.journal import recovery, state_store, witness  # noqa: PLC0415  # as above
     from taskyard.journal.archive import Archive  # noqa: PLC0415  # as above
-    from taskyard.journal.blob_names import blobs_needed, tasks_by_blob  # noqa: PLC0415
+    from taskyard.journal.blobs import blobs_needed, tasks_by_blob  # noqa: PLC0415
 
     witnessed = witness.read(state)
     if witnessed is None:

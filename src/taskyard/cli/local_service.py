@@ -31,7 +31,7 @@ from taskyard.core.states import TaskState
 from taskyard.errors import ClientClosed, Interrupted, NoBroker, UserError
 from taskyard.net import endpoints
 from taskyard.process import state_files
-from taskyard.process.fork import can_fork
+from taskyard.process.child import can_fork
 from taskyard.process.machine import usable_cores
 from taskyard.process.supervisor import Supervisor, WorkerSpec, stop_signals_as_interrupt
 from taskyard.settings.keys import SERVICES

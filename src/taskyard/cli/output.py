@@ -25,7 +25,7 @@ from taskyard.cli.format import (
     full_name,
     raw_stream,
 )
-from taskyard.core.output import Stream, directory_of, file_name
+from taskyard.core.model import Stream, directory_of, file_name
 from taskyard.errors import BytesDamaged, BytesMissing, BytesTruncated, ExitCode, UnusableFile
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
-from taskyard.campaign.line_names import is_line_name
+from taskyard.campaign.shell_lines import is_line_name
 from taskyard.cli import scopes
 from taskyard.cli.commands import Command
 from taskyard.cli.connection import connect_client, connect_read_only

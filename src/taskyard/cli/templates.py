@@ -29,7 +29,7 @@ from taskyard.calls import scripts
 from taskyard.calls.payloads import encode_call, encode_command, encode_value
 from taskyard.campaign import lanes
 from taskyard.campaign.batches import encode_batch, encode_text
-from taskyard.campaign.line_names import LineNames
+from taskyard.campaign.shell_lines import LineNames
 from taskyard.campaign.task_spec import check_task, service_of
 from taskyard.campaign.values import InvalidValue, shown
 from taskyard.cli.documents import DOCUMENT_VERSION, MapPlannedTask

@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, SupportsIndex, TypeVar
 
 from msgspec import structs
 
-from taskyard.calls import current_task, inputs, payloads, pickled, setup
+from taskyard.calls import current_task, environments, inputs, payloads, pickled
+from taskyard.calls.environments import InitializerFailed
 from taskyard.calls.pickled import PICKLE
-from taskyard.calls.setup import InitializerFailed
 from taskyard.campaign.batches import encode_text
 from taskyard.client.functions import (
     CallEncoder,
@@ -210,7 +210,7 @@ class ExecutorCore:
             self.calls.use_setup(call=call, globals_key=globals_key)
         elif call:
             file = self._supervisor.state / SETUP_FILE
-            setup.write_setup(file, call)
+            environments.write_setup(file, call)
             self.calls.use_setup(file=str(file), globals_key=globals_key)
 
     @property
@@ -553,7 +553,7 @@ class Executor(concurrent.futures.Executor):
         slots = _check_slots(slots, max_workers)
         self._mp_context = _check_context(mp_context)
         calls_max = _check_calls_max(max_tasks_per_child, self._mp_context)
-        setup = _encode_initializer(initializer, initargs)
+        environments = _encode_initializer(initializer, initargs)
         if broker is None and state is None:
             worker_spec = _own_workers(service, workers, slots, calls_max)
             self._max_workers = worker_spec.workers * (worker_spec.slots or 1)
@@ -563,7 +563,7 @@ class Executor(concurrent.futures.Executor):
         else:
             client = InternalClient(broker, state=state, timeout=timeout)
             core = ExecutorCore(service, client=client)
-        core.set_up_processes(setup)
+        core.set_up_processes(environments)
         self._core = core
         # Garbage-collected without a shutdown, it ends when its calls are done.
         weakref.finalize(self, core.stop).atexit = False

@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from taskyard.campaign import line_names
+from taskyard.campaign import shell_lines
 from taskyard.campaign.batches import encode_text
 from taskyard.client.exchanges import Query, checked_reply
 from taskyard.core.identity import spelling
@@ -64,7 +64,7 @@ def label(path: str, line: int) -> str:
 
 def record(campaign: str, path: str, named: Iterable[tuple[int, str]]) -> Exchange[None]:
     """Record which task each line of a file is, in place of those of earlier loads."""
-    parts = line_names.encode_numbers(named)
+    parts = shell_lines.encode_numbers(named)
     for first in range(0, len(parts), NUMBERS_PARTS_MAX):
         build = partial(
             number_messages.number,
@@ -87,7 +87,7 @@ def find(spelled: str) -> Exchange[NumberedLine | None]:
         return None
     where, separator, line = match[1], match[2], int(match[3])
     campaign, path = (where, "") if separator == "/" else ("", _wanted_path(where))
-    files, names = yield from _names(campaign, path, line_names.part_of(line))
+    files, names = yield from _names(campaign, path, shell_lines.part_of(line))
     if not files:
         return None
     local = str(Path(where).resolve()) if separator == ":" else ""
@@ -95,7 +95,7 @@ def find(spelled: str) -> Exchange[NumberedLine | None]:
     if file.path != local and len({one.path for one in files}) > 1:
         raise (yield from _ambiguous(spelled, files, line))
     if file != files[0]:
-        _, names = yield from _names(file.campaign, "", line_names.part_of(line))
+        _, names = yield from _names(file.campaign, "", shell_lines.part_of(line))
     name = _name_in(names, line)
     from taskyard.campaign.shell_lines import command_on  # noqa: PLC0415  # few lines are looked up
 
@@ -104,7 +104,7 @@ def find(spelled: str) -> Exchange[NumberedLine | None]:
         text = f", it is {_shorten(now)} now (run the file again)" if now else ""
         raise UnknownName(f"{spelled}: no task on that line in the last load{text}", spelled)
     found = NumberedLine(file, line, name)
-    if now is not None and not line_names.is_name_of(name, now):
+    if now is not None and not shell_lines.is_name_of(name, now):
         changed = f"to {_shorten(now)}" if now else "and is no command now"
         hint = f"run the file again, or name the task {found.full_name}"
         raise UserError(f"{spelled}: changed since the file was loaded, {changed} ({hint})")
@@ -129,14 +129,14 @@ def _names(campaign: str, path: str, index: int) -> Exchange[tuple[list[Numbered
     files = [NumberedFile(*one) for one in number_messages.files_of(reply)]
     part = reply.part.data
     try:
-        return files, line_names.decode_part(part) if part else []
+        return files, shell_lines.decode_part(part) if part else []
     except ValueError:
         return files, []
 
 
 def _name_in(names: Sequence[str], line: int) -> str:
     """Return the name of a line's task from the part that has the line. Empty: there is none."""
-    offset = (line - 1) % line_names.LINES_PER_PART
+    offset = (line - 1) % shell_lines.LINES_PER_PART
     return names[offset] if offset < len(names) else ""
 
 
@@ -144,7 +144,7 @@ def _ambiguous(spelled: str, files: Sequence[NumberedFile], line: int) -> Exchan
     """Return the error for a number of several files."""
     meant = []
     for file in {one.path: one for one in reversed(files)}.values():
-        _, names = yield from _names(file.campaign, "", line_names.part_of(line))
+        _, names = yield from _names(file.campaign, "", shell_lines.part_of(line))
         meant.append(f"{file.campaign}/{line} ({_name_in(names, line) or 'no task'})")
     return UserError(f"{spelled}: several files have that name (give {' or '.join(meant)})")
 
@@ -165,7 +165,7 @@ def labels(views: Sequence[dict[str, Any]]) -> Exchange[dict[str, str]]:
     """
     wanted: dict[str, dict[str, None]] = {}
     for view in views:
-        if view["campaign"] and line_names.is_line_name(view["name"]):
+        if view["campaign"] and shell_lines.is_line_name(view["name"]):
             wanted.setdefault(view["campaign"], {})[view["name"]] = None
     found: dict[str, str] = {}
     for campaign, names in wanted.items():
@@ -179,7 +179,7 @@ def _lines_in(campaign: str, wanted: dict[str, None] | None) -> Exchange[dict[st
     found: dict[str, str] = {}
     for index in count():
         files, names = yield from _names(campaign, "", index)
-        start = index * line_names.LINES_PER_PART + 1
+        start = index * shell_lines.LINES_PER_PART + 1
         for line, name in enumerate(names, start):
             if name and (wanted is None or name in wanted):
                 found[name] = label(files[0].path, line)

@@ -24,8 +24,7 @@ from taskyard.client.requests import TaskResult, check_names, portions, show, un
 from taskyard.core.blobs import Result, length_of
 from taskyard.core.identity import spelling
 from taskyard.core.limits import PART_BYTES_MAX, SECOND_NS
-from taskyard.core.model import shown
-from taskyard.core.output import Stream
+from taskyard.core.model import Stream, shown
 from taskyard.core.states import TaskState
 from taskyard.errors import BytesMissing, BytesTruncated, TaskBlocked, TaskFailed, UserError
 from taskyard.wire.native import peer, task_contents

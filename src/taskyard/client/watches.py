@@ -17,8 +17,7 @@ from msgspec import Struct, field
 from taskyard.client.results import SettableFuture, settle_future
 from taskyard.core.blobs import Blob, Result
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.model import shown
-from taskyard.core.output import Stream
+from taskyard.core.model import Stream, shown
 from taskyard.core.states import TaskState
 from taskyard.errors import BytesDamaged, BytesMissing, BytesTruncated
 from taskyard.wire.native import peer, task_contents

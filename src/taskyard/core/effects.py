@@ -13,8 +13,7 @@ from msgspec import Struct, field
 from taskyard.core.blobs import Blob, Content
 from taskyard.core.counters import Counters
 from taskyard.core.events import Scope
-from taskyard.core.model import Refusal, RefusedTask, Terms, WorkerFacts
-from taskyard.core.output import OutputChunk, Stream
+from taskyard.core.model import OutputChunk, Refusal, RefusedTask, Stream, Terms, WorkerFacts
 from taskyard.core.records import AnyRecord
 from taskyard.core.resources import Resources
 from taskyard.core.rules import Rule

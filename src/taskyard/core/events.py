@@ -15,8 +15,14 @@ from msgspec import Struct, field
 from taskyard.core.blobs import Content
 from taskyard.core.entities import Task
 from taskyard.core.limits import PART_BYTES_MAX
-from taskyard.core.model import Refusal, Submission, TermsChanges, WorkerFacts
-from taskyard.core.output import OutputColumns, Stream
+from taskyard.core.model import (
+    OutputColumns,
+    Refusal,
+    Stream,
+    Submission,
+    TermsChanges,
+    WorkerFacts,
+)
 from taskyard.core.rules import LaneOptions, Rule
 from taskyard.core.runs import RunColumns
 from taskyard.core.states import TaskState

@@ -12,8 +12,7 @@ from taskyard.core import deadlines, identity, membership, worker_names
 from taskyard.core.blobs import Blob, inlined, kept_of
 from taskyard.core.effects import OutputEnded, OutputWritten, Refused, StoreReply, ValueReceived
 from taskyard.core.events import Outcome
-from taskyard.core.model import Refusal
-from taskyard.core.output import OutputChunk, Stream
+from taskyard.core.model import OutputChunk, Refusal, Stream
 from taskyard.core.records import Progressed
 from taskyard.core.shape import BAD_COLUMNS, columns_match
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from taskyard.core.blobs import Content
     from taskyard.core.context import Context
     from taskyard.core.entities import Task
-    from taskyard.core.output import OutputColumns
+    from taskyard.core.model import OutputColumns
 
 
 def store_requested(context: Context, event: events.StoreRequested) -> None:

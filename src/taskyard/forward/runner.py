@@ -28,8 +28,7 @@ from taskyard.calls.plain_pickles import looks_pickled
 from taskyard.client.internal import InternalClient
 from taskyard.core.blobs import Blob, blobs_in, text_of
 from taskyard.core.events import Outcome
-from taskyard.core.model import shown
-from taskyard.core.output import Stream
+from taskyard.core.model import Stream, shown
 from taskyard.errors import (
     BytesMissing,
     ClientClosed,

@@ -25,8 +25,7 @@ from taskyard.core import events, identity
 from taskyard.core.apply import apply
 from taskyard.core.blobs import Blob, Content, length_of, text_of
 from taskyard.core.ledger import Ledger
-from taskyard.core.model import EndedTask
-from taskyard.core.output import Stream
+from taskyard.core.model import EndedTask, Stream
 from taskyard.core.records import AnyRecord, Cancelled, Finished, Progressed
 from taskyard.errors import JournalDamaged
 from taskyard.journal import chain, snapshot

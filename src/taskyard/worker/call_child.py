@@ -48,7 +48,7 @@ from taskyard.worker.jobs import PICKLED_BYTES_MAX, READ_BYTES_MAX, RESULT_BYTES
 from taskyard.worker.processes import task_env
 
 if TYPE_CHECKING:
-    from taskyard.calls.setup import Setups
+    from taskyard.calls.environments import Setups
     from taskyard.process.value_access import ValueAccess
 
 #: Resets the high-water mark of memory (Linux).
@@ -272,7 +272,7 @@ class CallRunner:
     def _set_up(self, header: CallHeader) -> None:
         """Prepare this process for the calls of an executor."""
         if self._setups is None:
-            from taskyard.calls.setup import Setups  # noqa: PLC0415  # multiprocessing
+            from taskyard.calls.environments import Setups  # noqa: PLC0415  # multiprocessing
 
             self._setups = Setups(self._load, _run_exit_functions)
         self._setups.ensure(header)

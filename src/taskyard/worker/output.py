@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Final
 from taskyard.core.blobs import Blob
 from taskyard.core.events import Outcome
 from taskyard.core.limits import BLOB_BYTES_MIN, SECOND_NS, STREAM_END_BYTES
-from taskyard.core.model import Refusal
-from taskyard.core.output import OutputColumns, Stream
+from taskyard.core.model import OutputColumns, Refusal, Stream
 from taskyard.wire.native import attempt_columns, peer
 from taskyard.wire.native.attempt_columns import StreamChunk
 from taskyard.worker.jobs import (

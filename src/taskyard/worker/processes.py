@@ -32,8 +32,7 @@ from taskyard.core.identity import split
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.resources import MEMORY, format_bytes
 from taskyard.core.runs import Run
-from taskyard.process.child import STATUS_UNKNOWN
-from taskyard.process.fork import run_forked
+from taskyard.process.child import STATUS_UNKNOWN, run_forked
 from taskyard.process.logs import leave_log
 from taskyard.worker.jobs import KILL_GRACE_NS, READ_BYTES_MAX, Job, JobResult
 from taskyard.worker.slots import DeviceParts, resource_env

@@ -21,7 +21,7 @@ from msgspec import Struct, structs
 
 from taskyard.calls.environments import decode_environment, merged_variables
 from taskyard.calls.payloads import Command
-from taskyard.campaign.file_times import TaskFiles
+from taskyard.campaign.submitter import TaskFiles
 from taskyard.core.blobs import Blob, length_of
 from taskyard.core.events import Outcome
 from taskyard.core.limits import NOTE_BYTES_MAX, SECOND_NS

@@ -30,7 +30,7 @@ from taskyard.core.resources import CPUS, GPUS
 from taskyard.core.runs import Run
 from taskyard.errors import PeerError, UserError
 from taskyard.net.protocols import Clock
-from taskyard.process.fork import can_fork
+from taskyard.process.child import can_fork
 from taskyard.worker.agents.rules import AgentSettings
 from taskyard.worker.allow_list import ANY_PICKLE, PICKLE_REFUSAL, is_module_allowed, refusal
 from taskyard.worker.call_process import CallOptions, CallProcess, is_small, start_child

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
-from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.model import WorkerFacts
 from taskyard.errors import Refused
+from taskyard.journal.state_check import ledger_fingerprint
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.health_views import RefusedPeer
 from taskyard.wire.native import peer, raw_messages

@@ -7,11 +7,11 @@ from msgspec import structs
 
 from taskyard.core.blobs import Blob, Result
 from taskyard.core.events import Outcome, Scope, WorkerRegistered
-from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import WorkerFacts
 from taskyard.core.records import Progressed
 from taskyard.core.states import TaskState
+from taskyard.journal.state_check import ledger_fingerprint
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.native import peer, task_contents
 from taskyard.wire.native.peer import Reply

@@ -9,8 +9,8 @@ import pytest
 
 from simulator import invariants
 from taskyard.core.events import DrainRequested, Scope
-from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.model import Submission, Terms, WorkerFacts
+from taskyard.journal.state_check import ledger_fingerprint
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.native import peer
 from taskyard.wire.native import requests as native_requests

@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from taskyard.core.events import DiskSpaceChanged
-from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.records import Progressed
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
+from taskyard.journal.state_check import ledger_fingerprint
 from taskyard.wire import dwork_pb2 as pb
 from tests.kit.snapshots import reopened
 from tests.wire.kit import WALL_NS, Counter

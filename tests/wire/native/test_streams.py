@@ -11,8 +11,7 @@ from taskyard.core.blobs import Blob, Content, Result
 from taskyard.core.effects import Part as PartEffect
 from taskyard.core.events import Outcome, OutputAppended, PartRequested, TasksReported
 from taskyard.core.limits import PART_BYTES_MAX
-from taskyard.core.model import Submission, Terms, WorkerFacts
-from taskyard.core.output import OutputColumns, Stream
+from taskyard.core.model import OutputColumns, Stream, Submission, Terms, WorkerFacts
 from taskyard.errors import BytesDamaged, BytesTruncated
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.native import attempt_columns, peer, task_contents

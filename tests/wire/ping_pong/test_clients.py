@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.limits import CRASHES_MAX, PAYLOAD_BYTES_MAX, SECOND_NS
 from taskyard.core.records import Finished, Leased, Returned, WorkerLeft
 from taskyard.core.timer_heap import NEVER_NS
+from taskyard.journal.state_check import ledger_fingerprint
 from taskyard.wire.dialect import PROBE
 from taskyard.wire.ping_pong import server as ping_pong_backend
 from taskyard.wire.ping_pong import server as ping_pong_server

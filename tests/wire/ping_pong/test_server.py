@@ -13,11 +13,11 @@ from taskyard.core.events import (
     Scope,
     WorkerHeartbeat,
 )
-from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.limits import CRASHES_MAX, PAYLOAD_BYTES_MAX, SECOND_NS
 from taskyard.core.model import QueueOrder, Refusal, Submission, Terms, WorkerFacts
 from taskyard.core.records import Leased, LeaseExpired, StaleReport, WorkerLeft
 from taskyard.core.states import TaskState
+from taskyard.journal.state_check import ledger_fingerprint
 from taskyard.wire.ping_pong import server as ping_pong_backend
 from taskyard.wire.ping_pong.server import make_server
 from tests.wire.ping_pong.kit import BACKEND, FRONTEND, W1, W2, W3, Harness

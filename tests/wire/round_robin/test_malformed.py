@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from simulator import invariants
-from taskyard.core.fingerprint import ledger_fingerprint
+from taskyard.journal.state_check import ledger_fingerprint
 from taskyard.wire.dialect import PROBE
 from taskyard.wire.round_robin.frames import FRAMES_MAX, Message, parse
 from tests.wire.round_robin.kit import C1, C2, LMQ, SRV, W1, W2, Harness, lmq

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from simulator import invariants
-from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.limits import NAME_BYTES_MAX
 from taskyard.core.timer_heap import NEVER_NS
+from taskyard.journal.state_check import ledger_fingerprint
 from taskyard.relay.server import Forwarder
 from taskyard.wire.wmp import frames as wmp_frames
 from taskyard.wire.wmp import peer as wmp_peer

@@ -6,12 +6,12 @@ import pytest
 
 from taskyard.core.apply import apply
 from taskyard.core.events import ClockSet, TimePassed
-from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.ledger import Ledger
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
 from taskyard.journal.recovery import decode, encode
+from taskyard.journal.state_check import ledger_fingerprint
 from taskyard.wire.wmp import server as wmp
 from tests.wire.wmp.kit import ME, WALL_NS, Manager, Sent
 

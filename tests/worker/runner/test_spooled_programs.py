@@ -12,7 +12,7 @@ import pytest
 
 from taskyard.core.blobs import Blob
 from taskyard.core.events import Outcome
-from taskyard.core.output import OutputColumns, Stream
+from taskyard.core.model import OutputColumns, Stream
 from taskyard.worker.held_tasks import report_columns
 from taskyard.worker.jobs import READ_BYTES_MAX, Job, JobResult
 from taskyard.worker.output import SPOOL_BYTES_MAX, OutputSpool, stream_columns

@@ -23,7 +23,7 @@ from simulator.plan import SECOND_NS
 from taskyard.core import identity
 from taskyard.core import records as r
 from taskyard.core.blobs import Blob, Content, length_of, text_of
-from taskyard.core.output import Stream
+from taskyard.core.model import Stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -21,8 +21,8 @@ from taskyard.broker.blobs import BrokerBlobs
 from taskyard.broker.contents import OutputWriter, PayloadReader
 from taskyard.core import effects, events, identity, uploads
 from taskyard.core.blobs import Blob, blob_name
-from taskyard.core.output import OutputChunk
-from taskyard.journal import blob_names
+from taskyard.core.model import OutputChunk
+from taskyard.journal import blobs
 from taskyard.journal.blob_files import BlobFiles
 from taskyard.journal.blobs import BlobStore, StreamHashes, StreamKey
 from taskyard.postgresql.blobs import BlobRows
@@ -130,7 +130,7 @@ def payload_of_another_task_sent() -> Iterator[None]:
 @mutation_for_blobs
 def sweep_ignores_payloads() -> Iterator[None]:
     """Remove payloads of tasks that may still run."""
-    sound = blob_names.blobs_needed
+    sound = blobs.blobs_needed
 
     def needed(task: Task, result_of: Any) -> set[str]:
         own = {blob_name(task.payload)} if isinstance(task.payload, Blob) else set()

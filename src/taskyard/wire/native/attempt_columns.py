@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from taskyard.core.blobs import DIGEST_BYTES, Blob, texts_of
 from taskyard.core.limits import NAME_BYTES_MAX, NOTE_BYTES_MAX, NUMBER_MAX
-from taskyard.core.output import OutputColumns, Stream
+from taskyard.core.model import OutputColumns, Stream
 from taskyard.core.runs import RunColumns
 from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb

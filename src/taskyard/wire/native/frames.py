@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from taskyard.core.blobs import Content
-    from taskyard.core.output import OutputColumns
+    from taskyard.core.model import OutputColumns
     from taskyard.core.resources import Resources
     from taskyard.core.runs import RunColumns
 

@@ -13,8 +13,7 @@ from msgspec import Struct
 from taskyard.calls.payloads import is_command
 from taskyard.core.blobs import Result, texts_of
 from taskyard.core.events import Outcome, Scope, UnknownPolicy
-from taskyard.core.model import Refusal, shown
-from taskyard.core.output import OutputColumns
+from taskyard.core.model import OutputColumns, Refusal, shown
 from taskyard.core.runs import RunColumns
 from taskyard.core.states import TaskState
 from taskyard.wire import dwork_pb2 as pb

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from taskyard.core import events
 from taskyard.core.limits import NUMBER_MAX, PART_BYTES_MAX
-from taskyard.core.output import Stream
+from taskyard.core.model import Stream
 from taskyard.errors import BytesDamaged, BytesTruncated, Malformed
 from taskyard.wire import dwork_pb2 as pb
 
