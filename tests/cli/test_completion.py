@@ -101,7 +101,7 @@ def test_lanes_are_completed_of_the_service_that_was_typed(yard: Yard, call: Cal
     call.submit("in-b", lane="lane-b", service="gpu", due="1h")
     assert completed(yard.directory, "retry", "--lane", "lane") == ["lane-a", "lane-b"]
     assert completed(yard.directory, "why", "--service", "gpu", "--lane", "lane") == ["lane-b"]
-    assert completed(yard.directory, "edit", "in-a", "--to-lane", "la[n") == []
+    assert completed(yard.directory, "move", "in-a", "--to-lane", "la[n") == []
 
 
 def test_state_that_was_typed_is_the_one_that_is_asked(

@@ -89,7 +89,7 @@ def test_edit_reports_leased_tasks_as_not_changed(call: Caller) -> None:
     [
         ("x", "nothing to change (see `taskyard edit --help`)"),
         ("x --backoff 5s", "--backoff needs --retries"),
-        ("x --expiry 2001-01-01T00:00:00Z", "--expiry: in the past (use --expiry now)"),
+        ("x --expiry 2001-01-01T00:00:00Z", "--expiry: in the past (see `taskyard expire`)"),
         ("x --priority high", "--priority"),
         ("x --priority 1", "unknown task 'x'"),
         ("--priority 1", "no tasks chosen"),
@@ -146,7 +146,7 @@ def test_drained_worker_exits_and_the_broker_after_the_last(
         assert yard.broker.end()[0] == 0
 
 
-@pytest.mark.parametrize("words", [["retry"], ["cancel"], ["edit", "--priority", "1"]])
+@pytest.mark.parametrize("words", [["retry"], ["cancel"], ["expire"], ["edit", "--priority", "1"]])
 def test_unknown_campaign_is_an_error(call: Caller, words: list[str]) -> None:
     text = "taskyard: unknown campaign 'nosuch' (see `taskyard status`)\n"
     assert call(*words, "--campaign", "nosuch") == (2, "", text)

@@ -139,27 +139,25 @@ def test_why_explains_a_lane(call: Caller) -> None:
 def test_move_puts_tasks_into_another_lane_or_service(call: Caller) -> None:
     call.submit("m1", lane="a")
     call.submit("m2", lane="a")
-    assert call("edit", "m1", "--to-lane", "b") == (0, "edited 1 task\n", "")
+    assert call("move", "m1", "--to-lane", "b") == (0, "moved 1 task\n", "")
     assert task(call, "m1")["lane"] == "b"
-    outcome = call("edit", "--lane", "a", "--to-lane", "", "--to-service", "gpu", "--json")
+    outcome = call("move", "--lane", "a", "--to-lane", "", "--to-service", "gpu", "--json")
     schemas.check(outcome.out)
-    assert outcome.document()["edited"] == 1
+    assert outcome.document()["moved"] == 1
     assert (task(call, "m2")["lane"], task(call, "m2")["service"]) == ("", "gpu")
-    assert call("edit", "m2", "--to-lane", "").out == "edited 0 tasks\n"
-    assert "exclude other changes" in call("edit", "m1", "--to-lane", "b", "--priority", "1").err
-    assert "no tasks chosen" in call("edit", "--to-lane", "x").err
+    assert call("move", "m2", "--to-lane", "").out.startswith("nothing to move")
+    assert "missing target" in call("move", "m1").err
+    assert "no tasks chosen" in call("move", "--to-lane", "x").err
 
 
 def test_expired_lane_has_failed_and_can_be_retried(call: Caller) -> None:
     call.submit("e1", lane="a")
     call.submit("e2", lane="a", due="1h")
-    outcome = call("edit", "--lane", "a", "--expiry", "now", "--json")
+    outcome = call("expire", "--lane", "a", "--json")
     schemas.check(outcome.out)
-    assert outcome.document()["edited"] == 2
+    assert outcome.document()["expired"] == 2
     assert task(call, "e1")["state"] == "failed"
-    again = call("edit", "e1", "--expiry", "now")
-    assert again == (0, "edited 0 tasks\n", "not changed: 1 ended task\n")
-    assert "excludes other changes" in call("edit", "e1", "--expiry", "now", "--priority", "1").err
+    assert call("expire", "e1").out.startswith("nothing to expire")
     assert call("retry", "--lane", "a").out == "retried 2 tasks\n"
     assert task(call, "e2")["state"] == "ready"
 
@@ -177,7 +175,8 @@ def test_flush_makes_delayed_tasks_due_and_releases_held_ones(call: Caller) -> N
     [
         ("retry", "--lane", "l"),
         ("cancel", "--lane", "l"),
-        ("edit", "--lane", "l", "--expiry", "now"),
+        ("expire", "--lane", "l"),
+        ("move", "--lane", "l", "--to-lane", "m"),
         ("pause", "--lane", "l"),
         ("resume", "--lane", "l"),
         ("why", "--lane", "l"),

@@ -1,8 +1,8 @@
 """What tasks find where they run: directory and variables, and the setup of a call's process.
 
-The environment of a submission travels beside its tasks as one JSON object, `{"host", "cwd", "env", "all"}`, and is kept once
-per submission. Nothing compares or shows it. Owns the format, and which variables are passed on.
-Does not read the process's own environment.
+The environment of a submission travels beside its tasks as one JSON object, `{"host", "cwd", "env",
+"all"}`, and is kept once per submission. Nothing compares or shows it. Owns the format, and which
+variables are passed on. Does not read the process's own environment.
 
 Before its first call of an executor, a process calls the executor's initializer. An executor with
 its own processes writes it into a file that only its user can read, and the header of each call has

@@ -525,10 +525,14 @@ COMMANDS: dict[str, LazyCommand] = {
     "completion": LazyCommand(
         "taskyard.cli.scopes:completion", "Print a shell completion script.", _OPERATE
     ),
+    "move": LazyCommand(
+        "taskyard.cli.control:move", "Move tasks to another lane or service.", _CHANGE
+    ),
     "edit": LazyCommand(
-        "taskyard.cli.control:edit",
-        "Change the priority, limits, lane or service of tasks that wait.",
-        _CHANGE,
+        "taskyard.cli.control:edit", "Change the priority and limits of tasks that wait.", _CHANGE
+    ),
+    "expire": LazyCommand(
+        "taskyard.cli.control:expire", "Expire tasks, as if their expiry had passed.", _CHANGE
     ),
     "pause": LazyCommand(
         "taskyard.cli.control:pause",
@@ -551,12 +555,10 @@ SUGGESTIONS: dict[str, tuple[str, ...]] = {
     "delete": ("cancel",),
     "events": ("watch",),
     "exec": ("submit", "run", "map"),
-    "expire": ("edit",),
     "info": ("status", "show"),
     "jobs": ("list",),
     "kill": ("cancel", "down"),
     "logs": ("log", "watch"),
-    "move": ("edit",),
     "ls": ("list",),
     "parallel": ("map",),
     "ps": ("list", "workers"),

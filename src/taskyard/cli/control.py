@@ -36,9 +36,6 @@ _ENDED: Final = ("done", "failed", "cancelled")
 #: The value of an option that removes a limit.
 _NONE: Final = "none"
 
-#: The expiry that fails tasks at once.
-_NOW: Final = "now"
-
 
 def _command(*examples: str) -> Callable[[Callable[..., object]], Command]:
     """Return a decorator that makes a command with the arguments and options that choose tasks."""
@@ -139,50 +136,94 @@ def _connected(
         yield client, structs.replace(chosen, service=service).scope()
 
 
-class _KeyOrWord(TaskKey):
-    """The value of a task key, or a word with a meaning of its own."""
+@_command("move fetch-a --to-lane slow", "move --service smtp --lane a --to-lane b")
+@click.option(
+    "--to-lane",
+    metavar="LANE",
+    help="Target lane. '' is the open lane.",
+    shell_complete=scopes.complete_lane,
+)
+@click.option(
+    "--to-service",
+    metavar="SERVICE",
+    help="Target service.",
+    shell_complete=scopes.complete_service,
+)
+def move(
+    cli_context: CliContext,
+    /,
+    names: tuple[str, ...],
+    *,
+    chosen: scopes.TaskChoice,
+    to_lane: str | None,
+    to_service: str | None,
+) -> None:
+    """Move tasks to another lane or service.
 
-    def __init__(self, key: str, name: str, *words: str) -> None:
-        super().__init__(key, name)
-        self._words = words
+    Choose tasks by name, or by options: then all tasks that match every option. Leased and ended
+    tasks are not moved. Tasks keep their payload, so workers of the new service must understand it.
+    Without --to-lane tasks keep their lane.
+    """
+    if to_lane is None and to_service is None:
+        raise UserError("missing target (give --to-lane, --to-service or both)")
+    with _connected(cli_context, names, chosen) as (client, targets):
+        moved = client.move(targets, to_lane=to_lane, to_service=to_service)
+    if cli_context.as_json:
+        print_document(documents.MoveDocument(moved=moved))
+    elif not moved:
+        click.echo("nothing to move: no waiting task matches")
+    else:
+        click.echo(f"moved {format_count(moved, 'task')}")
+
+
+@_command("expire fetch-a", "expire --service smtp --lane a.org")
+def expire(
+    cli_context: CliContext, /, names: tuple[str, ...], *, chosen: scopes.TaskChoice
+) -> None:
+    """Expire tasks, as if their expiry had passed.
+
+    Choose tasks by name, or by options: then all tasks that match every option. Expired tasks are
+    failed: their dependents stay blocked, and `taskyard retry` undoes it. Leased tasks are not
+    expired. To end tasks together with their dependents, use `taskyard cancel`.
+    """
+    with _connected(cli_context, names, chosen) as (client, targets):
+        expired = client.expire(targets)
+    if cli_context.as_json:
+        print_document(documents.ExpireDocument(expired=expired))
+    elif not expired:
+        click.echo("nothing to expire: no waiting task matches")
+    else:
+        click.echo(f"expired {format_count(expired, 'task')}")
+
+
+class _KeyOrNone(TaskKey):
+    """The value of a task key, or `none`."""
 
     def convert(
         self, value: str, param: click.Parameter | None, ctx: click.Context | None
     ) -> object:
-        return value if value in self._words else super().convert(value, param, ctx)
+        return value if value == _NONE else super().convert(value, param, ctx)
 
 
-class TaskChanges(Struct, frozen=True):
-    """The options that change tasks. None: not given."""
+class TaskTerms(Struct, frozen=True):
+    """The options that change the terms of tasks. None: not given."""
 
     priority: object
     time_limit: object
     retries: object
     backoff: object
     expiry: object
-    to_lane: str | None
-    to_service: str | None
-
-    @property
-    def moves(self) -> bool:
-        return self.to_lane is not None or self.to_service is not None
-
-    @property
-    def terms(self) -> tuple[object, ...]:
-        """The changes of tasks that stay in their lane."""
-        return self.priority, self.time_limit, self.retries, self.backoff, self.expiry
 
 
 @_command(
     "edit fetch-a --priority 10",
     "edit --campaign thumbs --time-limit 5m --retries 3",
-    "edit --service smtp --lane a --to-lane b",
-    "edit --lane a.org --expiry now",
+    "edit --campaign thumbs --expiry none",
 )
 @click.option("--priority", type=TaskKey("priority", "N"), help="Higher runs first.")
 @click.option(
     "--time-limit",
-    type=_KeyOrWord("time_limit", "DURATION", _NONE),
+    type=_KeyOrNone("time_limit", "DURATION"),
     help="Maximum run time of an attempt, as in 5m, or none.",
 )
 @click.option(
@@ -198,56 +239,28 @@ class TaskChanges(Struct, frozen=True):
 )
 @click.option(
     "--expiry",
-    type=_KeyOrWord("expiry", "TIME", _NONE, _NOW),
-    help="Fail the tasks if they still wait then: 2h from now, or a date, or now, or none.",
+    type=_KeyOrNone("expiry", "TIME"),
+    help="Fail the tasks if they still wait then: 2h from now, or a date, or none.",
 )
-@click.option(
-    "--to-lane",
-    metavar="LANE",
-    help="Move the tasks to this lane. '' is the open lane.",
-    shell_complete=scopes.complete_lane,
-)
-@click.option(
-    "--to-service",
-    metavar="SERVICE",
-    help="Move the tasks to this service.",
-    shell_complete=scopes.complete_service,
-)
-@gathered(TaskChanges, "changes")
+@gathered(TaskTerms, "terms")
 def edit(
     cli_context: CliContext,
     /,
     names: tuple[str, ...],
     *,
     chosen: scopes.TaskChoice,
-    changes: TaskChanges,
+    terms: TaskTerms,
 ) -> None:
-    """Change the priority, limits, lane or service of tasks that wait.
+    """Change the priority and limits of tasks that wait.
 
     Choose tasks by name, or by options: then all tasks that match every option. Blocked, delayed
     and ready tasks are changed. Leased and ended tasks are not, and are counted in the output. A
     ready task with a new priority goes behind the ready tasks of that priority.
-
-    Moved tasks keep their payload, so workers of the new service must understand it. Without
-    --to-lane tasks keep their lane. --expiry now fails the tasks with that reason: their dependents
-    stay blocked, and `taskyard retry` undoes it.
     """
-    given = [one for one in changes.terms if one is not None]
-    if changes.moves and given:
-        raise UserError("--to-lane and --to-service exclude other changes")
-    if changes.expiry == _NOW and len(given) > 1:
-        raise UserError("--expiry now: excludes other changes")
-    terms = {} if changes.moves or changes.expiry == _NOW else _terms(changes)
+    changes = _changes(terms)
     with _connected(cli_context, names, chosen) as (client, targets):
-        if changes.moves:
-            edited = client.move(targets, to_lane=changes.to_lane, to_service=changes.to_service)
-        elif changes.expiry == _NOW:
-            edited = client.expire(targets)
-        else:
-            edited = client.edit(targets, **terms)
+        edited = client.edit(targets, **changes)
         leased, ended = _unchanged(client, targets)
-        if changes.expiry == _NOW:
-            ended = max(0, ended - edited)  # expired tasks have failed
     if cli_context.as_json:
         print_document(documents.EditDocument(edited=edited, leased=leased, ended=ended))
         return
@@ -258,30 +271,30 @@ def edit(
         click.echo(f"not changed: {format_count(ended, 'ended task')}", err=True)
 
 
-def _terms(changes: TaskChanges) -> dict[str, Any]:
+def _changes(terms: TaskTerms) -> dict[str, Any]:
     """Return the changes as keywords of `edit`. Raises `UserError` if there are none."""
-    terms: dict[str, Any] = {}
-    if changes.priority is not None:
-        terms["priority"] = _read("priority", changes.priority)
-    if (time_limit := changes.time_limit) is not None:
+    changes: dict[str, Any] = {}
+    if terms.priority is not None:
+        changes["priority"] = _read("priority", terms.priority)
+    if (time_limit := terms.time_limit) is not None:
         limit_ns = 0 if time_limit == _NONE else _read("time_limit", time_limit)
-        terms["time_limit"] = limit_ns / SECOND_NS
-    if changes.retries is not None:
-        backoff = changes.backoff
+        changes["time_limit"] = limit_ns / SECOND_NS
+    if terms.retries is not None:
+        backoff = terms.backoff
         interval_ns = BACKOFF_NS if backoff is None else _read("backoff", backoff)
-        multiples = _read("retries", changes.retries)
-        terms["retry_delays"] = [one * interval_ns / SECOND_NS for one in multiples]
-    elif changes.backoff is not None:
+        multiples = _read("retries", terms.retries)
+        changes["retry_delays"] = [one * interval_ns / SECOND_NS for one in multiples]
+    elif terms.backoff is not None:
         raise UserError("--backoff needs --retries")
-    if (expiry := changes.expiry) is not None:
+    if (expiry := terms.expiry) is not None:
         now_ns = time.time_ns()
         at_ns = 0 if expiry == _NONE else _read("expiry", expiry).at_ns(now_ns)
         if expiry != _NONE and at_ns <= now_ns:
-            raise UserError("--expiry: in the past (use --expiry now)")
-        terms["expires"] = at_ns / SECOND_NS
-    if not terms:
+            raise UserError("--expiry: in the past (see `taskyard expire`)")
+        changes["expires"] = at_ns / SECOND_NS
+    if not changes:
         raise UserError("nothing to change (see `taskyard edit --help`)")
-    return terms
+    return changes
 
 
 def _read(key: str, value: object) -> Any:  # noqa: ANN401  # by key

@@ -378,6 +378,12 @@ class CancelDocument(JsonDocument, tag="cancel"):
     cancelled: int
 
 
+class MoveDocument(JsonDocument, tag="move"):
+    """`move`."""
+
+    moved: int
+
+
 class EditDocument(JsonDocument, tag="edit"):
     """`edit`."""
 
@@ -385,6 +391,12 @@ class EditDocument(JsonDocument, tag="edit"):
     #: Tasks that were not changed: a worker has them, or they are named and have ended.
     leased: int
     ended: int
+
+
+class ExpireDocument(JsonDocument, tag="expire"):
+    """`expire`."""
+
+    expired: int
 
 
 class DrainDocument(JsonDocument, tag="drain"):

@@ -111,7 +111,7 @@ class LiveRun:
         self._load(STEERED, "steered")
         until(lambda: "endless" in processes.marks(self._directory), "the endless task runs")
         self._command("cancel", "steered/endless", "steered/idle-1")
-        self._command("edit", "steered/idle-2", "--to-lane", "fast")
+        self._command("move", "steered/idle-2", "--to-lane", "fast")
         self._command("edit", "steered/idle-3", "--priority", "7")
         self._command("edit", "steered/aged", "--expiry", "now")
         self._submit("idle-3", ("ship/next year",), campaign="steered", restart=True)
