@@ -215,7 +215,7 @@ def test_lanes_of_a_stopped_state_are_as_a_broker_of_its_settings_would_have_the
     assert (found["rule"], found["reason"]) == ("kept", "held")
     assert call("services").code == 0
     assert call("why", "--lane", "l").out.startswith("kept/l: ")
-    assert run(taskyard, ["edit", "held", "--expiry", "now"]) == 3
+    assert run(taskyard, ["expire", "held"]) == 3
 
 
 def of_lane(**counts: Any) -> dict[str, Any]:

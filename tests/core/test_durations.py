@@ -2,7 +2,7 @@
 
 import pytest
 
-from taskyard.core.model import duration_text, rough_duration, rough_duration_ns
+from taskyard.core.durations import duration_text, rough_duration, rough_duration_ns
 
 
 @pytest.mark.parametrize(

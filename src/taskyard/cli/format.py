@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from taskyard.core.model import HOUR_SECONDS, duration_text, rough_duration
+from taskyard.core.durations import HOUR_SECONDS, duration_text, rough_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -12,7 +12,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final, Self, TextIO, TypeVar
 
 from taskyard.client import requests
-from taskyard.core.model import duration_text
+from taskyard.core.durations import duration_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Final, cast
 
 from taskyard.core import graph, holds, lane_queues, resources
 from taskyard.core.apply import RETURN_TEXTS
+from taskyard.core.durations import duration_text, rough_duration_ns
 from taskyard.core.effects import Explanation, Reason
 from taskyard.core.holds import HoldReason
 from taskyard.core.limits import EXCLUSIVE, SECOND_NS
-from taskyard.core.model import counted, duration_text, isolation_room, rough_duration_ns, shown
+from taskyard.core.model import counted, isolation_room, shown
 from taskyard.core.states import FAILED, TaskState
 
 if TYPE_CHECKING:

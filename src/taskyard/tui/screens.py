@@ -17,7 +17,7 @@ from rich.text import Text
 from taskyard import design
 from taskyard.client.requests import full_name
 from taskyard.client.task_filters import Filter, TaskSearch
-from taskyard.core.model import duration_text, rough_duration
+from taskyard.core.durations import duration_text, rough_duration
 from taskyard.core.resources import MEMORY, UNIT, format_amount
 from taskyard.design import TEXT
 
