@@ -88,7 +88,7 @@ def follow(directory: Path) -> None:
                 has_looked = True
                 print(f"… {ended:,} of {total:,} have ended")
                 taskyard(directory, "services")
-                taskyard(directory, "lanes", "--limit", "20")
+                taskyard(directory, "lanes")
     print(f"… {ended:,} of {total:,} have ended", flush=True)
 
 

@@ -63,7 +63,7 @@ class Yard:
 
     def invite(self) -> str:
         """Return the file of an invitation for a relay."""
-        place = ("--dialect", self.dialect, "--broker", self.broker.endpoints[1])
+        place = ("--for", self.dialect, "--broker", self.broker.endpoints[1])
         code, _, _ = run_here(self.directory, "keys", "invite", "worker,relay", "invited", *place)
         assert code == 0
         return "invited.invite"

@@ -25,7 +25,7 @@ PAGE = (Path(__file__).parents[3] / "docs" / "dialects" / "wmp.md").read_text()
     "text",
     [
         f"after {wmp_peer.READY_NS_MIN // SECOND_NS} s, 2 s, 4 s and so",
-        f"up to every {wmp_peer.READY_NS_MAX // SECOND_NS} s while slots are free",
+        f"up to every {wmp_peer.READY_NS_MAX // SECOND_NS} s.",
         f"in order of arrival, for up to {wmp_peer.WAKE_NS // SECOND_NS} s",
         f"So does a timeout of {wmp_peer.LOCK_NS // SECOND_NS} s",
         f"sends a report again after {wmp_peer.REPORT_NS // SECOND_NS} s",
