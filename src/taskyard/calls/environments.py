@@ -1,4 +1,4 @@
-"""What tasks find where they run: directory and variables, and the setup of a call's process.
+"""The surroundings of a task: directory and variables, and the setup of a call's process.
 
 The environment of a submission travels beside its tasks as one JSON object, `{"host", "cwd", "env",
 "all"}`, and is kept once per submission. Nothing compares or shows it. Owns the format, and which

@@ -346,7 +346,7 @@ def init(
 def move(cli_context: CliContext, source: str, target: str) -> None:
     """Move a state to PostgreSQL, or back.
 
-    One of SOURCE and TARGET is a state directory, the other the URL of a store. A database must be
+    SOURCE or TARGET is a state directory, the other is the URL of a store. A database must be
     empty, as after `store init`. A state directory must be new, or one that a broker of this store
     used. Stop the broker first. Long output and large values stay in `blobs.directory`, if that is
     set.

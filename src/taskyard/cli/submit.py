@@ -95,7 +95,9 @@ def _load(
     with connect_client(cli_context) as client:
         with ProgressBar(cli_context, file, participle="submitted") as bar:
             done = submit_campaign(
-                *(client, loaded, campaign),
+                client,
+                loaded,
+                campaign,
                 unknown=unknown,
                 on_rejected=partial(report_rejected, file, skip_bad=values["skip_bad"]),
                 progress=bar.update,

@@ -634,7 +634,9 @@ def row_submitter(
             )
             retries.retry(full_name, task, wait_for_unknown=unknown)
         return client.submit_encoded(
-            *(name, payload, terms),
+            name,
+            payload,
+            terms,
             lane=lane,
             after=after,
             wait_for_unknown=unknown,

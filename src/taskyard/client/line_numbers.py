@@ -159,7 +159,7 @@ def campaign_lines(campaign: str) -> Exchange[dict[str, str]]:
 
 
 def labels(views: Sequence[dict[str, Any]]) -> Exchange[dict[str, str]]:
-    """Return how users write the lines of tasks, by full name. Others are left out.
+    """Return how users write the lines of tasks, by full name, without other tasks.
 
     Asks the broker only for campaigns of tasks whose names may be those of lines.
     """

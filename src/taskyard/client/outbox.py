@@ -65,7 +65,7 @@ _Values = dict[str, Any]
 
 
 def _values(raw: dict[str, Any], campaign: str) -> _Values:
-    """Return a row of a file as the values of a statement. Its work is encoded as a payload."""
+    """Return a row of a file as the values of a statement, with its work as a payload."""
     if "after" in raw:
         raw["after"] = after_names(raw["after"], campaign)
     spec = check_task(raw, campaign)
@@ -249,7 +249,7 @@ class AsyncOutbox(OutboxBase, AwaitingRunner):
     """Submits tasks in the transaction of an asynchronous connection to PostgreSQL.
 
     That is an `AsyncConnection` of psycopg, or an `AsyncSession` or `AsyncConnection` of
-    SQLAlchemy. Its methods are awaited.
+    SQLAlchemy, whose methods are awaited.
     """
 
     async def _reply_to(self, tasks: Any) -> Any:  # noqa: ANN401  # of no exchange with a broker

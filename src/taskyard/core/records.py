@@ -268,7 +268,7 @@ class Refunded(Record, tag=24):
 
     worker: bytes
     incarnation: int
-    #: Its unsettled tasks.
+    #: The unsettled tasks of the process.
     names: list[bytes]
     attempts: list[int]
 

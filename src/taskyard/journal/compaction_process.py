@@ -4,7 +4,7 @@ Started as `python -P -m taskyard.journal.compaction_process STATE HEAD`, with H
 of the last row to compact, in hexadecimal. It writes history, index and snapshot, reads them back
 and prints a `CompactionReport` as JSON. Trimming rows and freeing memory are left to the broker.
 
-The child runs at a lower priority, leaves the disk reserve to the broker, and ends with it. Its
+The child runs at a lower priority, leaves the disk reserve to the broker, and ends with it. The
 stdin is a pipe from the broker: on Linux SIGIO kills the child when the kernel closes the other
 end. Elsewhere SIGIO is ignored, and the child checks its parent process now and then. A child
 killed at any point leaves a state from which the next child continues.

@@ -125,7 +125,7 @@ def check_name(name: str) -> str:
 
 def format_peer_key(key: PeerKey) -> str:
     return (
-        f"# A Taskyard key. Its holder acts as {key.name} ({', '.join(key.roles)}) at the broker.\n"
+        f"# A Taskyard key. The holder acts as {key.name} ({', '.join(key.roles)}) at the broker.\n"
         "# Keep it private, mode 0600. Use it with --key FILE, or TASKYARD_KEY=FILE.\n"
         f'name = "{key.name}"\n'
         f"roles = {_role_list(key.roles)}\n"

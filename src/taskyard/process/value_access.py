@@ -141,7 +141,7 @@ class ValueAccess:
     def _cached(
         self, cache: BlobFiles, name: str, connections: _Connections, task: str
     ) -> memoryview:
-        """Map a blob of the cache. One that is missing is fetched first."""
+        """Map a blob of the cache. A missing blob is fetched first."""
         if not cache.touch(name):
             _make_room(cache, length_of(name))
             holder = Holder(self._worker, task.encode()) if self._worker else None
@@ -185,7 +185,7 @@ def _upload(connection: BlockingChannel, name: str, content: memoryview, worker:
 def _download(
     connection: BlockingChannel, cache: BlobFiles, name: str, build: Callable[..., bytes]
 ) -> None:
-    """Fetch a blob into the cache. Its content is checked when it is mapped.
+    """Fetch a blob into the cache. The content is checked when it is mapped.
 
     `build` makes the request for the part from an offset on.
     """
@@ -226,7 +226,7 @@ def _make_room(cache: BlobFiles, bytes_more: int) -> None:
     for file in files:
         if used <= limit:
             break
-        # Others that have mapped it keep it.
+        # Processes that have mapped it keep it.
         if cache.remove(file.id, now_ns - _CACHE_NS_MIN):
             used -= file.bytes_total
     cache.remove_unfinished(now_ns - 3600 * SECOND_NS)  # of processes that were killed

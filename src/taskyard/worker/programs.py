@@ -1,6 +1,6 @@
 """Tasks of `exec`: a program each, by its argv and never through a shell.
 
-Its stdin is empty, bytes of the payload, or a file. The stdout is the result. A native worker
+The stdin is empty, bytes of the payload, or a file. The stdout is the result. A native worker
 passes stdout and stderr to a spool, which keeps them whole. Other workers keep the last part of
 stdout, with the full length: a task that ran for hours does not fail for printing too much. Their
 output is the end of both streams together, in the order of reading.
