@@ -11,7 +11,8 @@ import pytest
 
 from taskyard.cli.options import CliContext
 from taskyard.cli.pipeline import StageProgress
-from taskyard.cli.progress import RATE_SECONDS, ProgressBar
+from taskyard.cli.progress import ProgressBar
+from taskyard.client.progress import RATE_SECONDS
 
 if TYPE_CHECKING:
     Captured = pytest.CaptureFixture[str]

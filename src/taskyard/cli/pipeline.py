@@ -25,8 +25,9 @@ from taskyard.cli.documents import (
 from taskyard.cli.format import format_count, format_duration
 from taskyard.cli.options import DURATION, NEAREST_STATE, CliContext, SettingOption
 from taskyard.cli.output import example, print_document
-from taskyard.cli.progress import LINE_SECONDS, ProgressBar
+from taskyard.cli.progress import ProgressBar
 from taskyard.client import discovery
+from taskyard.client.progress import LINE_SECONDS
 from taskyard.errors import NotInstalled, UserError
 from taskyard.journal import state_check
 from taskyard.settings.keys import SLOTS_MAX

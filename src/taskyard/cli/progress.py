@@ -14,20 +14,12 @@ from typing import TYPE_CHECKING, Final, Self
 import click
 
 from taskyard.cli.format import escape_control, escape_line, format_count, raw_stream
-from taskyard.client.progress import Rate
+from taskyard.client.progress import LINE_SECONDS, Rate, rich_bars
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from rich.progress import Progress as Bars
-
     from taskyard.cli.options import CliContext
-
-#: The interval of progress lines where no bar is drawn.
-LINE_SECONDS: Final = 5.0
-
-#: The window over which the rate is measured.
-RATE_SECONDS: Final = 20.0
 
 #: The shortest interval between two updates.
 _SHOWN_SECONDS: Final = 0.1
@@ -70,7 +62,8 @@ class ProgressBar:
         self._participle = participle and f" {participle}"
         self._prints_end = prints_end or is_forced
         self._has_lines = is_on and (is_forced or not is_terminal)
-        self._bars = _bars() if is_on and is_terminal and drawn else None
+        is_drawn = is_on and is_terminal and drawn
+        self._bars = rich_bars(raw_stream(sys.stderr), transient=True) if is_drawn else None
         self._draw: Callable[..., None] | None = None
         self._printed_at = time.monotonic()
         self.set_label(label)
@@ -83,9 +76,9 @@ class ProgressBar:
                 self._bars.remove_task(bar)
         self._shown = 0.0
         self._is_end_printed = False
-        self._rate = Rate(RATE_SECONDS)
+        self._rate = Rate()
         if self._bars is not None and label:
-            bar = self._bars.add_task(self.label, total=None, words="")
+            bar = self._bars.add_task(self.label, total=None, caption="")
             self._draw = partial(self._bars.update, bar)
 
     def count(self, counts: Mapping[str, int], total: int | None, behind_failure: int = 0) -> None:
@@ -115,7 +108,7 @@ class ProgressBar:
         if self._draw is not None:
             words = ", ".join([*extra_counts, *estimate])
             red = re.sub(r"[\d,]+ failed", r"[red]\g<0>[/]", words)
-            self._draw(completed=ended, total=total, words=red)
+            self._draw(completed=ended, total=total, caption=red)
         elif self._has_lines and self._is_line_due(now, is_end=ended == total):
             self._printed_at = now
             number = ended if done is None else done
@@ -157,27 +150,6 @@ class ProgressBar:
     def __exit__(self, *_: object) -> None:
         if self._bars is not None:
             self._bars.stop()
-
-
-def _bars() -> Bars:
-    from rich.console import Console  # noqa: PLC0415  # slow to import
-    from rich.progress import (  # noqa: PLC0415
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-    )
-
-    return Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[words]}"),
-        console=Console(file=raw_stream(sys.stderr)),
-        transient=True,
-    )
 
 
 def format_counts(counts: dict[str, int], behind_failure: int = 0) -> str:
