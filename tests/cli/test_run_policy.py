@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from taskyard.cli.options import CliContext
-from taskyard.cli.run_policy import EarlyStop, RunPolicy, RunSummary, RunTimedOut, StoppedEarly
+from taskyard.cli.run_report import EarlyStop, RunPolicy, RunSummary, RunTimedOut, StoppedEarly
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import UserError
 

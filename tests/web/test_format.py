@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from taskyard.cli.format import format_count, format_date
 from taskyard.core.limits import SECOND_NS
-from taskyard.web import formats as page_format
+from taskyard.web import view as page_format
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

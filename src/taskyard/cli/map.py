@@ -31,10 +31,12 @@ from taskyard.cli.output import (
     print_document,
 )
 from taskyard.cli.progress import ProgressBar
-from taskyard.cli.run_policy import EarlyStop, RunPolicy, StoppedEarly
 from taskyard.cli.run_report import (
+    EarlyStop,
     EndedRows,
     FailedTasks,
+    RunPolicy,
+    StoppedEarly,
     TaskGroup,
     check_journal,
     run_failure,

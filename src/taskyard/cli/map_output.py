@@ -22,7 +22,7 @@ from taskyard.cli.documents import DOCUMENT_VERSION, MapTask
 from taskyard.cli.format import escape_line, full_name, shorten_middle
 from taskyard.cli.output import encode_json, text_or_base64, write_bytes, write_lines
 from taskyard.cli.progress import ProgressBar, format_counts
-from taskyard.cli.run_policy import RunSummary, StoppedEarly
+from taskyard.cli.run_report import RunSummary, StoppedEarly
 from taskyard.core.blobs import Result
 
 if TYPE_CHECKING:
@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future as AnyFuture
 
     from taskyard.cli.options import CliContext
-    from taskyard.cli.run_policy import EarlyStop
-    from taskyard.cli.run_report import TaskGroup
+    from taskyard.cli.run_report import EarlyStop, TaskGroup
     from taskyard.cli.templates import InputRow
     from taskyard.client.futures import Future
     from taskyard.client.internal import InternalClient

@@ -22,7 +22,7 @@ from taskyard.cli.map_output import FutureWindow
 from taskyard.cli.options import CliContext
 from taskyard.cli.output import OutputDirectory
 from taskyard.cli.progress import ProgressBar
-from taskyard.cli.run_policy import EarlyStop, RunPolicy, StoppedEarly
+from taskyard.cli.run_report import EarlyStop, RunPolicy, StoppedEarly
 from taskyard.cli.submit import file_options, read_or_report, report_rejected
 from taskyard.cli.templates import InputRow
 from taskyard.cli.wait import wait_target

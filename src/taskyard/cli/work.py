@@ -16,7 +16,7 @@ from taskyard.cli.commands import Command
 from taskyard.cli.daemon_options import service_options
 from taskyard.cli.input_rows import SEPARATORS, input_options
 from taskyard.cli.output import example, output_option
-from taskyard.cli.run_policy import run_policy_options
+from taskyard.cli.run_report import run_policy_options
 from taskyard.cli.scopes import complete_campaign
 from taskyard.cli.task_options import TaskKey, default_options, task_options
 from taskyard.errors import ExitCode, UserError

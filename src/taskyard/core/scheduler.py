@@ -23,7 +23,6 @@ from taskyard.core import (
     results,
     subscriptions,
     timers,
-    uploads,
 )
 from taskyard.core.context import Context
 from taskyard.core.ledger import Ledger
@@ -138,10 +137,10 @@ _DECIDERS: dict[type, Callable[[Context, Any], None]] = {
     events.TasksReported: results.tasks_reported,
     events.TasksReturned: results.tasks_returned,
     events.TasksProgressed: results.tasks_progressed,
-    events.OutputAppended: uploads.output_appended,
+    events.OutputAppended: results.output_appended,
     events.SlotFreed: results.slot_freed,
     line_numbers.NumberRequested: line_numbers.number_requested,
     line_numbers.NumbersRequested: line_numbers.numbers_requested,
-    events.StoreRequested: uploads.store_requested,
-    events.ValueSent: uploads.value_sent,
+    events.StoreRequested: results.store_requested,
+    events.ValueSent: results.value_sent,
 }

@@ -15,7 +15,7 @@ import numpy as np
 from msgspec import Struct
 
 from taskyard.core.states import TaskState
-from taskyard.web import formats
+from taskyard.web import view
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -288,13 +288,13 @@ def _time_of_day(time_ns: int) -> str:
 
 def durations_figure(bars: list[tuple[int, int]]) -> Figure:
     """Show how long tasks ran, on a logarithmic axis."""
-    names = [formats.duration(edge) for edge, _ in bars]
+    names = [view.duration(edge) for edge, _ in bars]
     return _histogram(names, [count for _, count in bars], "run time, from", "tasks")
 
 
 def histogram_figure(bounds: list[float], counts: list[int], title: str) -> Figure:
     """Show durations by bucket, without most of the empty buckets at both ends."""
-    names = [*(f"≤ {formats.duration(round(bound * 1e9))}" for bound in bounds), "longer"]
+    names = [*(f"≤ {view.duration(round(bound * 1e9))}" for bound in bounds), "longer"]
     filled = [index for index, count in enumerate(counts) if count]
     shown = slice(max(filled[0] - 2, 0), filled[-1] + 3) if filled else slice(0)
     return _histogram(names[shown], counts[shown], "", title)

@@ -19,7 +19,7 @@ from taskyard.broker import blob_retention, contents
 from taskyard.broker.blob_retention import BlobRetention
 from taskyard.broker.blobs import BrokerBlobs
 from taskyard.broker.contents import OutputWriter, PayloadReader
-from taskyard.core import effects, events, identity, uploads
+from taskyard.core import effects, events, identity, results
 from taskyard.core.blobs import Blob, blob_name
 from taskyard.core.model import OutputChunk
 from taskyard.journal import blobs
@@ -157,7 +157,7 @@ def stale_chunk_written() -> Iterator[None]:
                     chunks.append(OutputChunk(campaign, own, task.attempt, *rest))
             return sound(worker, request, chunks, missing)
 
-        with patched(uploads, "OutputWritten", written):
+        with patched(results, "OutputWritten", written):
             decide(context, event)
 
     with patched_item(DECIDERS, events.OutputAppended, appended):

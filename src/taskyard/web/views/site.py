@@ -26,7 +26,7 @@ from starlette.staticfiles import StaticFiles
 from taskyard import __version__, design
 from taskyard.client import task_filters
 from taskyard.errors import NoBroker, TaskyardError, UnknownName, UserError
-from taskyard.web import formats
+from taskyard.web import view
 from taskyard.web.address import Role
 
 if TYPE_CHECKING:
@@ -73,18 +73,18 @@ class Site:
             loader=PackageLoader("taskyard.web"),
             autoescape=True,
             undefined=StrictUndefined,
-            finalize=formats.visible,
+            finalize=view.visible,
             trim_blocks=True,
             lstrip_blocks=True,
         )
         self._templates.filters |= {
-            "count": formats.count,
-            "counted": formats.counted,
-            "duration": formats.duration,
-            "size": formats.size,
-            "moment": formats.moment,
-            "seconds": formats.seconds,
-            "shares": formats.shares,
+            "count": view.count,
+            "counted": view.counted,
+            "duration": view.duration,
+            "size": view.size,
+            "moment": view.moment,
+            "seconds": view.seconds,
+            "shares": view.shares,
         }
         self._templates.globals |= {
             "version": __version__,

@@ -19,7 +19,7 @@ from taskyard.client import task_filters
 from taskyard.client.task_filters import Filter
 from taskyard.core.identity import spelling
 from taskyard.errors import TaskyardError, UnknownName, UserError
-from taskyard.web import formats
+from taskyard.web import view
 from taskyard.web.view import TaskPage
 from taskyard.web.views import site
 
@@ -160,7 +160,7 @@ def _ran(attempt: Mapping[str, Any]) -> str:
     started, ended = attempt.get("started"), attempt.get("ended")
     if started is None or ended is None:
         return ""
-    return f" after {formats.duration(formats.seconds(ended - started)) or '0 s'}"
+    return f" after {view.duration(view.seconds(ended - started)) or '0 s'}"
 
 
 #: Tasks on one page of the list.
