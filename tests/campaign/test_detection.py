@@ -10,8 +10,13 @@ from pathlib import Path
 import pytest
 
 from taskyard.campaign import lines
-from taskyard.campaign.detection import Format, FormatChoice, choose_by_content
-from taskyard.campaign.formats import FileOptions, choose_format
+from taskyard.campaign.formats import (
+    FileOptions,
+    Format,
+    FormatChoice,
+    choose_by_content,
+    choose_format,
+)
 from taskyard.campaign.lines import InvalidCampaign, open_input
 from taskyard.campaign.reader import read_campaign
 from taskyard.campaign.shell_lines import syntax_error

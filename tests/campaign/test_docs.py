@@ -6,17 +6,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from taskyard.campaign import (
-    batches,
-    detection,
-    graph,
-    lines,
-    reader,
-    shell_lines,
-    task_spec,
-    values,
-)
-from taskyard.campaign.detection import Format
+from taskyard.campaign import batches, formats, graph, lines, reader, shell_lines, task_spec, values
+from taskyard.campaign.formats import Format
 from taskyard.core import limits
 
 PAGE = (Path(__file__).parents[2] / "docs" / "campaigns.md").read_text()
@@ -35,9 +26,7 @@ def test_every_key_is_documented_in_order() -> None:
 def test_every_format_is_documented_with_its_endings() -> None:
     assert [row[0].lower() for row in rows("format")] == [form.value for form in Format]
     for name, endings, _ in rows("format"):
-        known = {
-            suffix for suffix, form in detection.SUFFIXES.items() if form.value == name.lower()
-        }
+        known = {suffix for suffix, form in formats.SUFFIXES.items() if form.value == name.lower()}
         assert known <= set(re.findall(r"`(\.\w+)`", endings))
 
 

@@ -13,8 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from taskyard.campaign import lines, other_systems, tables
-from taskyard.campaign.detection import Format
-from taskyard.campaign.formats import FileOptions
+from taskyard.campaign.formats import FileOptions, Format
 from taskyard.campaign.lines import LINE_BYTES_MAX, InvalidCampaign
 from taskyard.campaign.reader import LoadedCampaign, read_campaign
 from taskyard.campaign.task_spec import TaskSpec

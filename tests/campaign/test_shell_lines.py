@@ -11,8 +11,7 @@ import pytest
 from taskyard.calls.payloads import EXEC, decode_payload
 from taskyard.campaign import shell_lines
 from taskyard.campaign.batches import encode_batches
-from taskyard.campaign.detection import Format
-from taskyard.campaign.formats import FileOptions
+from taskyard.campaign.formats import FileOptions, Format
 from taskyard.campaign.reader import LoadedCampaign, read_campaign
 from taskyard.campaign.shell_lines import CommandScanner, line_name, syntax_error
 from tests.kit.cases import each_case

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from taskyard.campaign.detection import Format
-from taskyard.campaign.formats import FileOptions
+from taskyard.campaign.formats import FileOptions, Format
 from taskyard.campaign.reader import read_campaign
 from taskyard.campaign.task_spec import TaskSpec
 from taskyard.errors import UserError

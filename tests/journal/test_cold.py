@@ -38,7 +38,7 @@ from taskyard.core.states import (
     TaskState,
 )
 from taskyard.journal import compaction, recovery, snapshot
-from taskyard.journal.block_file import BlockWriter
+from taskyard.journal.row_file import BlockWriter
 from taskyard.journal.snapshot import SnapshotReader, SnapshotWriter
 from taskyard.journal.state_check import ledger_fingerprint
 from taskyard.journal.store import MemoryStore, Row

@@ -18,7 +18,6 @@ from taskyard.core.states import TaskState
 from taskyard.errors import StateError, UnknownFormat
 from taskyard.journal import (
     archive,
-    block_file,
     chain,
     compaction,
     history,
@@ -124,7 +123,7 @@ def test_layouts_are_documented_with_their_sizes() -> None:
     label, identity = len(chain.LABEL), chain.IDENTITY_BYTES
     assert sizes[:6] == [label, identity, 8, 8, chain.CHAIN_BYTES, 32]
     assert sum(sizes[:6]) == chain.SEALED_BYTES
-    assert block_file.BLOCK_BYTES == 1 + 8 + 4
+    assert row_file.BLOCK_BYTES == 1 + 8 + 4
     assert "kind (1 byte), the length of its body (8 bytes), a CRC-32 (4\nbytes)" in PAGE
     assert sizes[6:11] == [len(snapshot.MAGIC), 4, chain.SEALED_BYTES, 8, 8]
     assert sum(sizes[6:9]) == snapshot.HEADER_BYTES

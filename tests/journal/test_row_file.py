@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from taskyard.errors import JournalDamaged, UnknownFormat
-from taskyard.journal import block_file, history, row_file
+from taskyard.journal import history, row_file
 from taskyard.journal.history import HistoryPart
 from taskyard.journal.row_file import Block, ColumnBuilder, RowFile, RowFileWriter
 from tests.journal.row_files import read_rows
@@ -204,7 +204,7 @@ def test_block_with_a_right_checksum_and_wrong_content_is_refused(
 
 def test_long_file_is_synced_in_portions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[int] = []
-    monkeypatch.setattr(block_file, "SYNC_BYTES", 1)
+    monkeypatch.setattr(row_file, "SYNC_BYTES", 1)
     monkeypatch.setattr(os, "fdatasync", synced.append)
     writer = RowFileWriter(tmp_path / "new")
     for sequence in (1, 2):

@@ -18,8 +18,7 @@ import pytest
 
 from docs import schemas
 from taskyard import testing
-from taskyard.campaign.detection import Format
-from taskyard.campaign.formats import FileOptions
+from taskyard.campaign.formats import FileOptions, Format
 from taskyard.campaign.lines import LINE_BYTES_MAX, InvalidCampaign
 from taskyard.campaign.reader import read_campaign, write_rejected
 from taskyard.campaign.submitter import SubmitCounts, submit_campaign

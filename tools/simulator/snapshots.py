@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from taskyard.core.snapshots.cold_ledger import ColdLedger
 from taskyard.journal import snapshot
-from taskyard.journal.block_file import BlockWriter
+from taskyard.journal.row_file import BlockWriter
 from taskyard.journal.snapshot import SnapshotFile, SnapshotReader, SnapshotWriter
 
 if TYPE_CHECKING:

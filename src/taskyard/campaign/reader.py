@@ -32,7 +32,7 @@ from taskyard.campaign.values import shown
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from taskyard.campaign.detection import FormatChoice
+    from taskyard.campaign.formats import FormatChoice
     from taskyard.campaign.shell_lines import SkippedLines
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from msgspec import Struct, field
 
 from taskyard.campaign.batches import encode_batches
-from taskyard.campaign.detection import Format
+from taskyard.campaign.formats import Format
 from taskyard.campaign.lanes import LaneTemplates
 from taskyard.campaign.lines import STDIN, file_label
 from taskyard.campaign.reader import LoadedCampaign, reject_unknown_dependencies

@@ -29,7 +29,7 @@ from taskyard.errors import UnusableEndpoint, UserError
 from taskyard.net import endpoints
 from taskyard.process import logs
 from taskyard.process.machine import Machine, this_machine, usable_cores
-from taskyard.settings import kinds
+from taskyard.settings import keys
 from taskyard.settings.files import InvalidSettings
 from taskyard.settings.keys import PAGE_ADDRESS, PROCESSES_MAX, SLOTS_MAX, ListenSection
 from taskyard.settings.values import (
@@ -186,7 +186,7 @@ def listen_pairs(settings: Settings, name: str) -> tuple[str, ...]:
 def read_store(store: str) -> str:
     """Return the URL of a journal in PostgreSQL. Empty: in SQLite."""
     try:
-        return kinds.STORE.read(store) if store else ""
+        return keys.STORE.read(store) if store else ""
     except InvalidValue as error:
         raise UserError(f"--store: {error}") from error
 
@@ -302,7 +302,7 @@ def _read_resources(
 ) -> Resources:
     """Read pairs `NAME=N`."""
     try:
-        return kinds.RESOURCES.read(given)
+        return keys.RESOURCES.read(given)
     except InvalidValue as bad:
         raise click.BadParameter(str(bad), context, option) from None
 

@@ -47,7 +47,7 @@ class SettingValue(click.ParamType[Any]):
     """A value that is read as a setting of this kind."""
 
     def __init__(self, name: str, kind: str) -> None:
-        """`kind` is the name of a constant in `settings.kinds`."""
+        """`kind` is the name of a constant in `settings.keys`."""
         self.name = name
         self._kind = kind
 
@@ -56,10 +56,10 @@ class SettingValue(click.ParamType[Any]):
     ) -> Any:  # noqa: ANN401  # by kind
         if not isinstance(value, str):
             return value
-        from taskyard.settings import kinds  # noqa: PLC0415  # not needed by `--help`
+        from taskyard.settings import keys  # noqa: PLC0415  # few options need it
         from taskyard.settings.values import InvalidValue  # noqa: PLC0415
 
-        kind: kinds.Kind[Any] = getattr(kinds, self._kind)
+        kind: keys.Kind[Any] = getattr(keys, self._kind)
         try:
             return kind.read(kind.from_text(value))
         except InvalidValue as bad:

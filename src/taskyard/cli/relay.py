@@ -21,7 +21,7 @@ from taskyard.net import endpoints
 from taskyard.net.keyring import Keyring
 from taskyard.net.keys import PeerKey
 from taskyard.relay.process import ROUND_ROBIN, WMP, RelayOptions, serve
-from taskyard.settings import kinds
+from taskyard.settings import keys
 from taskyard.settings.values import InvalidValue
 from taskyard.wire import roles
 
@@ -121,7 +121,7 @@ def _identity(dialect: str, address: str, given: str | None) -> str:
             "and no peer connects to this one (give --identity tcp://HOST:PORT)"
         )
     try:
-        return "" if given is None else kinds.IDENTITY.read(given)
+        return "" if given is None else keys.IDENTITY.read(given)
     except InvalidValue as error:
         raise UserError(f"--identity {error}") from error
 

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from taskyard.campaign.detection import Format
+from taskyard.campaign.formats import Format
 from taskyard.campaign.reader import default_campaign_name
 from taskyard.campaign.submitter import submit_campaign
 from taskyard.campaign.task_spec import resources_of, service_of

@@ -1,8 +1,11 @@
-"""The tasks of a run: which they are, their counts, what is retried, and the report.
+"""The tasks of a run: which they are, their counts, what is retried, its end and the report.
 
 An edited file leaves tasks of removed lines in the campaign. A run reports the tasks of its file.
 The broker counts the whole campaign, so the other tasks are subtracted. Only failures and the
 slowest tasks are requested for the report.
+
+Also owns when `run` and `map` stop early, and how they announce their end: --max-failures,
+--timeout, --finish-running and --notify. `EarlyStop` raises an error, and the caller stops tasks.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ import click
 from msgspec import Struct, structs
 
 from taskyard.campaign.batches import encode_text
-from taskyard.campaign.detection import Format
+from taskyard.campaign.formats import Format
 from taskyard.campaign.reader import default_campaign_name
 from taskyard.cli.connection import broker_location, has_journal
 from taskyard.cli.documents import RunDocument, RunFailure, RunsDocument, SlowTask

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from taskyard.campaign.detection import Format
+from taskyard.campaign.formats import Format
 from taskyard.campaign.reader import default_campaign_name, write_rejected
 from taskyard.campaign.shell_lines import count_skipped
 from taskyard.cli.connection import connect_client

@@ -39,8 +39,7 @@ from taskyard.process.supervisor import (
     reload_on_sighup,
     stop_signals_as_interrupt,
 )
-from taskyard.settings.keys import PROCESSES_MAX
-from taskyard.settings.kinds import NO_PAGE
+from taskyard.settings.keys import NO_PAGE, PROCESSES_MAX
 from taskyard.web.address import Role, bind, find_page, published, split_address
 
 if TYPE_CHECKING:

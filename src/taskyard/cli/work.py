@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from taskyard.campaign.detection import Format
+from taskyard.campaign.formats import Format
 from taskyard.cli.commands import Command
 from taskyard.cli.daemon_options import service_options
 from taskyard.cli.input_rows import SEPARATORS, input_options

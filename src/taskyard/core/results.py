@@ -1,7 +1,10 @@
-"""Decides on reports of workers: results, failures, retries, returned tasks, progress.
+"""Decides on what workers send: results, failures, retries, returned tasks, progress and bytes.
 
 A report counts only if the worker holds the task by that very attempt. Any other report is stale:
 it is recorded and changes nothing. This fences off a worker that was taken for dead.
+
+Output and large values arrive in parts. The broker writes all parts to files, and the scheduler
+decides which files of output stay.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Snapshots: the ledger after one row of the journal, where recovery begins.
 
-A snapshot is a file of blocks (`block_file`), `snapshots/NNNNNNNNNNNN.snapshot`, named by the row's
-sequence:
+A snapshot is a file of blocks (see `row_file`): `snapshots/NNNNNNNNNNNN.snapshot`, named by the
+sequence of the row:
 
     header     the file's type, the format version, and a sealed head: the row and its chain, the
                journal's identity
@@ -29,13 +29,12 @@ from typing import BinaryIO, Final, TypeVar
 import msgspec
 
 from taskyard.core.ledger import Ledger
-from taskyard.core.snapshots.columns import Edges, Rest, TaskColumns
-from taskyard.core.snapshots.restorer import Restorer
+from taskyard.core.snapshots.columns import Edges, Rest, Restorer, TaskColumns
 from taskyard.errors import JournalDamaged, JournalFailed
 from taskyard.journal import schema
-from taskyard.journal.block_file import BlockFile, BlockReader, BlockWriter
 from taskyard.journal.chain import SEALED_BYTES, Head, seal, unseal
 from taskyard.journal.files import make_private_directory
+from taskyard.journal.row_file import BlockFile, BlockReader, BlockWriter
 
 _T = TypeVar("_T")
 

@@ -26,7 +26,7 @@ from taskyard.errors import UnusableKey, UserError
 from taskyard.journal.files import PRIVATE_FILE, sync_directory
 from taskyard.net import endpoints
 from taskyard.settings.files import parse_toml
-from taskyard.settings.kinds import INVITATION_PREFIX
+from taskyard.settings.keys import INVITATION_PREFIX
 from taskyard.wire.roles import Role, check_roles
 
 #: Key names become prefixes of worker names, before a `/`, and appear in tables and messages.

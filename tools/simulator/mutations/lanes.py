@@ -29,7 +29,7 @@ from taskyard.core.events import RulesSet
 from taskyard.core.ledger import Ledger
 from taskyard.core.model import Submission
 from taskyard.core.resources import Room
-from taskyard.core.snapshots.restorer import Restorer
+from taskyard.core.snapshots.columns import Restorer
 from taskyard.core.states import READY
 
 if TYPE_CHECKING:

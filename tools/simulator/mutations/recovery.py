@@ -24,7 +24,7 @@ from taskyard.core.context import Context
 from taskyard.core.entities import Task, Worker
 from taskyard.core.ledger import Ledger
 from taskyard.core.scheduler import Scheduler
-from taskyard.core.snapshots.restorer import Restorer
+from taskyard.core.snapshots.columns import Restorer
 from taskyard.core.states import TaskState
 from taskyard.core.timer_heap import TimerHeap
 from taskyard.errors import JournalDamaged, JournalFailed

@@ -29,7 +29,7 @@ from taskyard.core import (
 from taskyard.core.context import Context, TimerKind
 from taskyard.core.entities import Task, Worker
 from taskyard.core.ledger import Ledger
-from taskyard.core.snapshots.restorer import Restorer
+from taskyard.core.snapshots.columns import Restorer
 from taskyard.core.states import TaskState
 
 # ruff: noqa: ANN401 - a broken function takes whatever the sound one takes

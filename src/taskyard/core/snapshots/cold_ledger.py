@@ -19,7 +19,6 @@ from taskyard.core.graph import link
 from taskyard.core.ledger import Ledger
 from taskyard.core.model import Terms
 from taskyard.core.rules import OPEN_LANE
-from taskyard.core.snapshots import restorer
 from taskyard.core.snapshots.columns import (
     CHUNK_EDGES,
     CHUNK_TASKS,
@@ -27,7 +26,12 @@ from taskyard.core.snapshots.columns import (
     Edges,
     Rest,
     TaskColumns,
+    lanes_of_runs,
     rest_of,
+    restore_frame,
+    restore_lanes,
+    restore_workers,
+    set_details,
 )
 from taskyard.core.states import BLOCKED, DELAYED, READY, TaskState
 
@@ -70,7 +74,7 @@ class ColdLedger:
     ) -> None:
         """Start from the rest of a snapshot. `touched` are the names in the records, except those
         that they submit."""
-        self.ledger = Ledger() if rest is None else restorer.restore_frame(rest)
+        self.ledger = Ledger() if rest is None else restore_frame(rest)
         self._rest = rest or Rest(0, 0, 0, paused=False, counts=[])
         self._touched = touched
         self._builder = ChunkBuilder(write)
@@ -137,7 +141,7 @@ class ColdLedger:
         if hot or cuts or len(columns.names) < CHUNK_TASKS // 2:
             chunk.payloads = columns.each_payload()
         index, base = self._builder.index, len(self._builder)
-        lanes = restorer.lanes_of_runs(self.ledger, columns, columns.terms)
+        lanes = lanes_of_runs(self.ledger, columns, columns.terms)
         begin = 0
         for run, lane in zip(columns.runs, lanes, strict=True):
             number = begin - bisect_left(hot, begin)
@@ -184,7 +188,7 @@ class ColdLedger:
         assert chunk.payloads is not None  # noqa: S101 - they are read where a task is hot
         waits = 0 if columns.waits is None else columns.waits[number]
         task = Task(columns.names[number], chunk.payloads[number], terms, lane, state, waits)
-        restorer.set_details(columns, number, task)
+        set_details(columns, number, task)
         self.ledger.tasks[task.name] = task
         index = chunk.first + number
         self._hot[index] = task
@@ -218,8 +222,8 @@ class ColdLedger:
                 if before in touched:
                     link(self._at(before), self._at(after))
         self._queue_moved()
-        restorer.restore_lanes(self.ledger, self._rest, self._at)
-        restorer.restore_workers(self.ledger, self._rest, self._at)
+        restore_lanes(self.ledger, self._rest, self._at)
+        restore_workers(self.ledger, self._rest, self._at)
         for name, indexes in self._rest.dependents_of_unknown.items():
             self.ledger.awaited.restore(name, [self._at(index) for index in indexes])
 

@@ -28,8 +28,7 @@ import pyarrow.parquet as pq
 from msgspec import Struct, structs
 
 from taskyard.campaign import formats, other_systems, tables
-from taskyard.campaign.detection import Format, choose_by_suffix
-from taskyard.campaign.formats import FileOptions
+from taskyard.campaign.formats import FileOptions, Format, choose_by_suffix
 from taskyard.campaign.lines import STDIN, InvalidCampaign, numbered_lines, open_input
 from taskyard.campaign.reader import REJECTED_SUFFIX
 from taskyard.errors import TaskyardError, UnusableFile

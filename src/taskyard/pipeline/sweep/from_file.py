@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from taskyard.campaign.detection import Format
-from taskyard.campaign.formats import FileOptions, choose_format
+from taskyard.campaign.formats import FileOptions, Format, choose_format
 from taskyard.campaign.lines import open_input
 from taskyard.campaign.reader import read_campaign
 from taskyard.campaign.task_spec import service_of

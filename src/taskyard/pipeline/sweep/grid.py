@@ -15,7 +15,7 @@ from taskyard.core.events import RulesSet
 from taskyard.core.rules import LaneOptions
 from taskyard.errors import UserError
 from taskyard.pipeline.sweep.workload import SettingsRules
-from taskyard.settings.kinds import RATE
+from taskyard.settings.keys import RATE
 from taskyard.settings.values import InvalidValue
 
 if TYPE_CHECKING:

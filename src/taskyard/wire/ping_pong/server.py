@@ -22,7 +22,7 @@ from taskyard.core.events import Outcome
 from taskyard.core.limits import PAYLOAD_BYTES_MAX, SECOND_NS
 from taskyard.core.model import QueueOrder, Refusal, WorkerFacts
 from taskyard.core.timer_heap import AT_ONCE_NS, NEVER_NS, TimerHeap
-from taskyard.wire import peers, roles
+from taskyard.wire import dialect, roles
 from taskyard.wire.dialect import (
     PING_PONG,
     ClientTasks,
@@ -82,7 +82,7 @@ PROBATION, WAITING, WORKING, OWING, AWAY, DISMISSED = PeerState
 REGISTERED: Final = (WAITING, WORKING)
 
 
-class Peer(peers.Peer, eq=False):
+class Peer(dialect.Peer, eq=False):
     """A connection of a worker, by its route."""
 
     #: PROBATION: since when. Without a reply for WORKER_EXPIRE_SECONDS, it reconnects.
@@ -122,7 +122,7 @@ class Peer(peers.Peer, eq=False):
         return self.is_doubted or not self.has_reconnected
 
 
-class Backend(peers.PeerTable[Peer]):
+class Backend(dialect.PeerTable[Peer]):
     """All workers of this dialect, on any number of sockets.
 
     The timeout of a worker is checked here and not in the core, because it depends on whether the

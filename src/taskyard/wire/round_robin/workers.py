@@ -19,7 +19,7 @@ from taskyard.core import effects, events
 from taskyard.core.events import Outcome
 from taskyard.core.limits import PAYLOAD_BYTES_MAX, SECOND_NS
 from taskyard.core.model import QueueOrder, WorkerFacts
-from taskyard.wire import peers
+from taskyard.wire import dialect
 from taskyard.wire.dialect import ROUND_ROBIN
 from taskyard.wire.round_robin import frames as lmq
 
@@ -57,7 +57,7 @@ class Lease(Struct, eq=False):
     tracked_key: tuple[tuple[bytes, ...], bytes] | None = None
 
 
-class Peer(peers.Peer, eq=False):
+class Peer(dialect.Peer, eq=False):
     """A worker, registered or not, by its routing id."""
 
     #: The name of the CURVE key that it uses. Empty: none. None: unknown since a restart.
@@ -174,7 +174,7 @@ LIFE_NS: Final = SECOND_NS
 RECALL_NS: Final = SECOND_NS // 4
 
 
-class WorkerTable(peers.PeerTable[Peer]):
+class WorkerTable(dialect.PeerTable[Peer]):
     """All workers of this dialect, on any number of sockets."""
 
     def __init__(self, dialect: int, settings: Settings, socket_numbers: Iterable[int]) -> None:

@@ -22,8 +22,8 @@ from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Refusal, WorkerFacts
 from taskyard.errors import Malformed
+from taskyard.wire import dialect, roles
 from taskyard.wire import dialect as wire_dialect
-from taskyard.wire import peers, roles
 from taskyard.wire.health_views import SeenRelay
 from taskyard.wire.wmp import frames as wmp
 from taskyard.wire.wmp.frames import Side, name_of, text_of
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 RELAYS_SHOWN_MAX: Final = 100
 
 
-class Peer(peers.Peer, eq=False):
+class Peer(dialect.Peer, eq=False):
     """The route to a worker, and its facts, by its name in the core."""
 
     #: The relays behind the route.
@@ -203,7 +203,7 @@ class Settings(Struct, frozen=True):
 _DEFAULT_SETTINGS: Final = Settings()
 
 
-class Wmp(peers.PeerTable[Peer]):
+class Wmp(dialect.PeerTable[Peer]):
     """All workers of this dialect, on any number of sockets. The latest to send is last."""
 
     def __init__(
