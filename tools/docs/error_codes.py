@@ -275,8 +275,8 @@ GROUPS: Final[dict[str, dict[str, Explanation]]] = {
             "Check the URL. The message says what is missing.",
         ),
         "state-format": Explanation(
-            "A state, a store or tables were written by another version of Taskyard: a newer "
-            "version, or a version from before the first release. Nothing in them was changed.",
+            "A state, a store or tables were written by a newer version of Taskyard. Nothing in "
+            "them was changed.",
             "Use the version that wrote it, or begin with a new state.",
         ),
         "leader-lost": Explanation(

@@ -147,7 +147,6 @@ def _meta(connection: sqlite3.Connection, key: str) -> bytes:
 
 
 def _check_tables(connection: sqlite3.Connection) -> None:
-    chain.unseal(_meta(connection, "anchor"))  # refuses a development format
     written = _meta(connection, "format")
     schema.check_format("the journal", written, schema.FORMAT, "no row can be trusted")
     tables = _fetch(connection, "SELECT name, sql FROM sqlite_schema", _TABLES)
@@ -190,7 +189,6 @@ def _check_pages(connection: sqlite3.Connection) -> None:
 
 #: Rows read at once: some megabytes in a busy broker.
 READ_ROWS_MAX: Final = 64
-
 
 #: A row's head without its body: a binary search reads many heads and one body.
 _HEAD = "SELECT record_last, chain FROM journal WHERE sequence = ?"
