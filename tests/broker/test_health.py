@@ -15,7 +15,6 @@ from taskyard.core.scheduler import Scheduler
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.net.guard import Guard
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire.health_views import SeenRelay
 from taskyard.wire.native.relays import Relays
 from taskyard.wire.roles import AuthenticatedPeer, Role
 from taskyard.wire.wmp.server import Wmp
@@ -126,7 +125,7 @@ def test_wmp_relays_are_those_of_the_workers_paths() -> None:
         (one.dialect, one.depth, one.peers, one.key, one.connected_ago, one.last_seen_ago)
         for one in found
     ] == [("wmp", 1, 2, "edge", 3.0, 1.0), ("wmp", 2, 1, "", 2.0, 1.0)]
-    assert [one.depth for one in wmp.newcomers if isinstance(one, SeenRelay)] == [1]
+    assert [one.depth for one in wmp.newcomers] == [1]
     ready("far", b"\x01f", [], 6)
     assert [(one.depth, one.peers) for one in wmp.relays(7 * SECOND_NS)] == [(1, 1)]
     wmp.disconnected(b"\x01r")

@@ -235,7 +235,7 @@ def test_every_refusal_is_tested_here() -> None:
     elsewhere += [Refusal.OVERLOADED]  # of queries
     elsewhere += [Refusal.BYTES_UNKNOWN]  # of the broker, which has the blobs
     elsewhere += [Refusal.NO_STANDBY]  # of a failover
-    elsewhere += [Refusal.FORBIDDEN, Refusal.SHUTTING_DOWN, Refusal.WIRE_FORMAT]  # of dialects
+    elsewhere += [Refusal.FORBIDDEN, Refusal.SHUTTING_DOWN]  # of dialects
     tested = [expected for expected, _ in MALFORMED] + elsewhere
     assert [one for one in Refusal if one not in tested] == []
 

@@ -155,15 +155,10 @@ def test_other_files_are_refused(path: Path, content: bytes, problem: str) -> No
     assert damaged(path, content) == f"history/{path.name} can't be read ({problem})"
 
 
-@pytest.mark.parametrize(
-    ("magic", "problem"),
-    [
-        (b"TASKYARD history 2", "has format 2, but this version of Taskyard reads format 1"),
-        (b"taskyard history 1", "has a development format, from before the first release"),
-    ],
-)
-def test_files_of_other_versions_are_refused(path: Path, magic: bytes, problem: str) -> None:
+def test_file_of_a_newer_version_is_refused(path: Path) -> None:
+    magic = b"TASKYARD history 2"
     path.write_bytes(magic + path.read_bytes()[len(magic) :])
+    problem = "has format 2, but this version of Taskyard reads format 1"
     with pytest.raises(UnknownFormat, match=f"history/{path.name} {problem}"):
         RowFile(path)
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import pytest
 
 from taskyard.core.limits import SECOND_NS
-from taskyard.errors import Refused
 from taskyard.net.channel import (
     OVERDUE_NS,
     PING_NS,
@@ -17,8 +16,7 @@ from taskyard.net.channel import (
     Channel,
 )
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire.native import peer, raw_messages
-from tests.wire.native import development_messages as messages
+from taskyard.wire.native import peer
 
 Q = pb.QueryMsg
 
@@ -89,17 +87,6 @@ def test_unexpected_and_malformed_replies_are_ignored() -> None:
     wall.inbox.append([b"", b"\xff"])
     assert wall.answered() == []
     assert wall.line.open_count == 1
-
-
-@pytest.mark.parametrize("body", [messages.NOT_FOUND, messages.HEARTBEAT_REPLY])
-def test_reply_of_a_development_version_is_refused(body: bytes) -> None:
-    wall = Wall()
-    wall.ask()
-    wall.inbox.append([b"", body])
-    with pytest.raises(Refused) as caught:
-        wall.answered()
-    assert str(caught.value) == raw_messages.BROKER_TEXT
-    assert caught.value.code == "wire-format"
 
 
 def test_second_reply_is_ignored() -> None:

@@ -271,11 +271,9 @@ def test_tables_of_another_version_are_refused(state: Path, tmp_path: Path) -> N
     make_tables(state, tmp_path)
     path = tmp_path / "manifest.json"
     written = json.loads(path.read_text())
-    for version, found in ((2, "version 2"), (None, "a development version")):
-        written.pop("version", None)
-        path.write_text(json.dumps(written | ({"version": version} if version else {})))
-        with pytest.raises(UnknownFormat, match=f"tables of {found}, but this Taskyard reads"):
-            HistoryJob(state, tmp_path)
+    path.write_text(json.dumps(written | {"version": 2}))
+    with pytest.raises(UnknownFormat, match="tables of version 2, but this Taskyard reads"):
+        HistoryJob(state, tmp_path)
 
 
 def test_path_that_delta_cannot_have_is_refused(state: Path, tmp_path: Path) -> None:

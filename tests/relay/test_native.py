@@ -14,7 +14,6 @@ from taskyard.relay.native import CHECK_NS, HEARTBEAT_DELAY_NS, SEND_NS, NativeR
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.native import peer
 from tests.relay.kit import Clock, Listener
-from tests.wire.native import development_messages as messages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,14 +87,6 @@ def test_messages_collect_while_many_were_sent_just_now() -> None:
     assert world.relay.wake_at_ns() == world.clock.now_ns + SEND_NS // 2
     world.turn()
     assert world.above.peers() == [[1, 2, 3, 4, 5], [6, 7]]
-
-
-def test_broker_of_a_development_version_ends_the_relay() -> None:
-    world = World()
-    world.above.arrived.append([b"", messages.RELAY_ERROR])
-    with pytest.raises(Refused, match="the broker has wire format 0") as caught:
-        world.turn()
-    assert caught.value.code == "wire-format"
 
 
 def test_requests_of_a_single_peer_are_sent_at_once() -> None:

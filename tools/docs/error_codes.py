@@ -141,10 +141,6 @@ GROUPS: Final[dict[str, dict[str, Explanation]]] = {
             "A payload, the dependencies of a task or a request exceed a limit.",
             "Split the request, or put the data in a file that the task reads.",
         ),
-        "wire-format": Explanation(
-            "The program or its broker is of a development version from before version 1.",
-            "Install one version of Taskyard everywhere, and start all programs again.",
-        ),
         "unknown": Explanation(
             "No task, campaign, service, lane, worker or key has this name.",
             "Check the name with `taskyard list`, `status`, `lanes`, `workers` or `keys list`. "
@@ -279,8 +275,8 @@ GROUPS: Final[dict[str, dict[str, Explanation]]] = {
             "Check the URL. The message says what is missing.",
         ),
         "state-format": Explanation(
-            "A state, a store or tables were written by another version of Taskyard: a newer "
-            "version, or a version from before the first release. Nothing in them was changed.",
+            "A state, a store or tables were written by a newer version of Taskyard. Nothing in "
+            "them was changed.",
             "Use the version that wrote it, or begin with a new state.",
         ),
         "leader-lost": Explanation(

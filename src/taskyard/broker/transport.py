@@ -12,7 +12,6 @@ of its own gets a new id with each connection, so its route shows that. For all 
 
 from __future__ import annotations
 
-import logging
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
@@ -23,8 +22,6 @@ from taskyard.core.events import AssignmentUnsent, WorkerRegistered
 from taskyard.net.accepted import peer_address
 from taskyard.net.outbound import COUNTED_BYTES_MIN, RETRY_NS, Outbound
 from taskyard.wire.dialect import ASSIGNED, DIALECTS_MAX, chose_its_id, collecting
-from taskyard.wire.health_views import RefusedPeer
-from taskyard.wire.native.raw_messages import PEER_TEXT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence, Sized
@@ -69,12 +66,6 @@ class Connections:
             del self._latest[next(iter(self._latest))]
         return latest is not None
 
-
-logger = logging.getLogger("taskyard.broker")
-
-
-#: Addresses of refused peers that are logged.
-REFUSED_MAX: Final = 1_000
 
 #: Messages received from one socket before the next socket is read.
 _MESSAGES_AT_ONCE: Final = 32
@@ -159,13 +150,13 @@ class SocketTransport:
         *,
         check_lease: Callable[[], None] | None = None,
         on_registered: Callable[[bytes, str], None] | None = None,
-        newcomers: list[SeenRelay | RefusedPeer] | None = None,
+        newcomers: list[SeenRelay] | None = None,
     ) -> None:
         """`check_lease` raises if this broker may not answer any more.
 
         `on_registered` is called with the name and the address of a worker that registers, for the
-        log. `newcomers` are relays whose first message was just received, and peers that were
-        refused. They get the address of the connection.
+        log. `newcomers` are relays whose first message was just received. They get the address of
+        the connection.
         """
         self._dialect, self.timers = dialect, dialect.timers
         self._check_lease = check_lease
@@ -184,8 +175,6 @@ class SocketTransport:
         self._retry_at_ns = 0
         #: Replies that peers have not taken yet.
         self._outbound = Outbound()
-        #: The addresses of refused peers, without their ports, which are logged once.
-        self._refused: dict[str, None] = {}
         #: A descriptor other than a socket was ready, such as a signal's.
         self.signalled = False
         #: The longest wait, set by the caller between turns. None for no limit.
@@ -269,22 +258,12 @@ class SocketTransport:
         return [*ahead, *found] if ahead else found
 
     def _note_newcomers(self, wire: ZmqSocket) -> None:
-        """Set the address of peers that sent the last message, unless the connection has ended. Log
-        refused peers."""
+        """Set the address of relays that sent the last message, unless the connection has ended."""
         with suppress(OSError):
             address = peer_address(wire.connection_of_last()[0])
             for one in self._newcomers:
                 one.address = address
-                if isinstance(one, RefusedPeer):
-                    self._log_refused(address)
         self._newcomers.clear()
-
-    def _log_refused(self, address: str) -> None:
-        """Log a peer of a development version, unless a peer of its machine was logged."""
-        host = address.rpartition(":")[0] or address
-        if host not in self._refused and len(self._refused) < REFUSED_MAX:
-            self._refused[host] = None
-            logger.warning("peer at %s refused: %s", address, PEER_TEXT)
 
     def _receive_authenticated(
         self, user: str, route: bytes, frames: Sequence[bytes], now_ns: int

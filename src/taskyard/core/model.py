@@ -175,7 +175,6 @@ class Refusal(Enum):
     FORBIDDEN = "forbidden"  #: the key's role does not allow it
     SHUTTING_DOWN = "shutting-down"  #: the broker accepts no more requests of this kind
     NO_STANDBY = "no-standby"  #: no other broker can take over now
-    WIRE_FORMAT = "wire-format"  #: the peer is of another version
 
 
 class RefusedTask(Struct, frozen=True, gc=False):

@@ -404,12 +404,8 @@ def _create(directory: Path, identity: bytes) -> None:
 
 def _check_format(connection: sqlite3.Connection) -> None:
     """Raise UnknownFormat or JournalDamaged unless the file has the format of this version."""
-    query = "SELECT key, value FROM meta WHERE key IN ('covered', 'format')"
-    meta = dict(connection.execute(query).fetchall())
-    covered, version = meta.get("covered"), meta.get("format")
-    if isinstance(covered, bytes):
-        unseal(covered)  # refuses a development format
-    written = version if isinstance(version, bytes) else b""
+    found = connection.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
+    written = found[0] if found is not None and isinstance(found[0], bytes) else b""
     schema.check_format(FILE_NAME, written, FORMAT, _LOST)
     tables = connection.execute("SELECT name, sql FROM sqlite_schema").fetchall()
     if tables != list(TABLES.items()):

@@ -19,9 +19,6 @@ from taskyard.errors import JournalDamaged, UnknownFormat
 
 #: Changes with the format, so that a row of one format is invalid in another.
 LABEL = b"TASKYARD journal 1"
-
-#: In states of the versions before the first release, which are refused.
-_LABEL_DEVELOPMENT = b"taskyard journal 1"
 IDENTITY_BYTES = 16
 CHAIN_BYTES = 32
 
@@ -88,26 +85,12 @@ def seal(identity: bytes, head: Head) -> bytes:
 
 
 def unseal(sealed: bytes) -> tuple[bytes, Head] | None:
-    """Return the identity and the head, or None if `seal` did not make these bytes.
-
-    Raises UnknownFormat if a version before the first release made them. Every file and table with
-    a format number of its own has a sealed head, too, which is read before that number.
-    """
+    """Return the identity and the head, or None if `seal` did not make these bytes."""
     packed, checksum = sealed[: _HEAD.size], sealed[_HEAD.size :]
     if len(packed) != _HEAD.size or hashlib.sha256(packed).digest() != checksum:
         return None
     label, identity, sequence, record, chain = _HEAD.unpack(packed)
-    if label == _LABEL_DEVELOPMENT:
-        raise development_format("the state")
     return (identity, Head(sequence, record, chain)) if label == LABEL else None
-
-
-def development_format(what: str) -> UnknownFormat:
-    """Return the error for a file or a store of a version before the first release."""
-    return UnknownFormat(
-        f"{what} has a development format, from before the first release, but this version of "
-        "Taskyard reads format 1 (use the version that wrote it, or begin with a new state)"
-    )
 
 
 def unknown_format(what: str, found: int, known: int) -> UnknownFormat:

@@ -25,7 +25,6 @@ import msgspec
 from msgspec import Struct
 
 from taskyard.errors import StateLocked, UnusableFile
-from taskyard.journal import witness
 from taskyard.journal.files import (
     check_owner,
     make_private_directory,
@@ -57,13 +56,9 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 class StateLock:
-    """An exclusive lock, held until `release`. Creates a missing state directory.
-
-    Raises UnknownFormat, before anything is created, if the state is of another version.
-    """
+    """An exclusive lock, held until `release`. Creates a missing state directory."""
 
     def __init__(self, directory: Path) -> None:
-        witness.check_format(directory)
         try:
             make_private_directory(directory)
             check_owner(directory)

@@ -27,7 +27,7 @@ from zlib import crc32
 import msgspec
 
 from taskyard.errors import JournalDamaged
-from taskyard.journal import chain, schema
+from taskyard.journal import schema
 from taskyard.journal.files import PRIVATE_FILE, SYNC_BYTES, sync_directory
 
 _BLOCK: Final = struct.Struct(">BQI")
@@ -174,9 +174,6 @@ def _checksum(crc: int, kind: int, offset: int, body: bytes) -> int:
 
 FORMAT: Final = 1
 MAGIC: Final = b"TASKYARD history "
-
-#: In files of the versions before the first release, which are refused.
-_MAGIC_DEVELOPMENT: Final = b"taskyard history "
 
 #: Columns by table. A block has the number of its table in this order.
 TABLES: Final = {
@@ -413,8 +410,6 @@ class RowFile(BlockReader):
 
     def _check_header(self) -> None:
         magic, _, _ = self._header.partition(b"\n")
-        if magic.startswith(_MAGIC_DEVELOPMENT):
-            raise chain.development_format(self._name)
         if not magic.startswith(MAGIC):
             raise self._damaged("not a history file")
         schema.check_format(self._name, magic.removeprefix(MAGIC), b"%d" % FORMAT, "")

@@ -147,7 +147,6 @@ def _meta(connection: sqlite3.Connection, key: str) -> bytes:
 
 
 def _check_tables(connection: sqlite3.Connection) -> None:
-    chain.unseal(_meta(connection, "anchor"))  # refuses a development format
     written = _meta(connection, "format")
     schema.check_format("the journal", written, schema.FORMAT, "no row can be trusted")
     tables = _fetch(connection, "SELECT name, sql FROM sqlite_schema", _TABLES)
@@ -190,8 +189,6 @@ def _check_pages(connection: sqlite3.Connection) -> None:
 
 #: Rows read at once: some megabytes in a busy broker.
 READ_ROWS_MAX: Final = 64
-
-_ANCHOR = "SELECT value FROM meta WHERE key = 'anchor'"
 
 #: A row's head without its body: a binary search reads many heads and one body.
 _HEAD = "SELECT record_last, chain FROM journal WHERE sequence = ?"
@@ -241,15 +238,20 @@ class JournalReader(RowReader):
         self._identity, self._head = identity, head
         try:
             self._connection = connect(self._path)
-            self._anchor = self._read_anchor()
         except DiskErrors as error:
-            raise schema.read_error(error, "its anchor") from error
+            raise schema.read_error(error, "the journal") from error
+        try:
+            self._anchor = self._read_anchor()
+        except BaseException:
+            self.close()
+            raise
 
     def _read_anchor(self) -> Head:
-        found = self._connection.execute(_ANCHOR).fetchall()
-        sealed = chain.unseal(found[0][0]) if found and isinstance(found[0][0], bytes) else None
+        """Return the head of the last trimmed row. Raise UnknownFormat for a newer journal."""
+        written = _meta(self._connection, "format")
+        schema.check_format("the journal", written, schema.FORMAT, RESTORE_HINT)
+        sealed = chain.unseal(_meta(self._connection, "anchor"))
         if sealed is None or sealed[0] != self._identity:
-            self.close()
             raise JournalDamaged(f"{self._path}: the anchor is damaged", RESTORE_HINT)
         return sealed[1]
 

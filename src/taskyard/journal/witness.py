@@ -11,7 +11,6 @@ before its journal exists, so a missing or unreadable witness means damage.
 
 import errno
 import os
-from contextlib import suppress
 from pathlib import Path
 
 from taskyard.errors import JournalDamaged
@@ -44,12 +43,6 @@ def read(directory: Path) -> tuple[bytes, Head] | None:
     if not seen:
         raise JournalDamaged("the witness is unreadable", END_UNKNOWN)
     return max(seen, key=lambda witnessed: witnessed[1].sequence)
-
-
-def check_format(directory: Path) -> None:
-    """Raise UnknownFormat if the state is of another version. Damage is found later."""
-    with suppress(JournalDamaged, OSError):
-        read(directory)
 
 
 def _slot(content: bytes, offset: int) -> tuple[bytes, Head] | None:

@@ -22,7 +22,7 @@ from taskyard.net import sockets
 from taskyard.net.host import Poller
 from taskyard.net.options import FRAME_BYTES_MAX
 from taskyard.net.protocols import SystemClock
-from taskyard.wire.native import peer, raw_messages
+from taskyard.wire.native import peer
 from taskyard.wire.native.peer import Reply
 
 if TYPE_CHECKING:
@@ -161,22 +161,18 @@ class Channel:
         self._ping = 0
 
     def receive(self) -> list[Reply]:
-        """Return the replies that have arrived, each to an open request.
-
-        Raise `Refused` if the broker is of a development version.
-        """
+        """Return the replies that have arrived, each to an open request."""
         arrived: list[Reply] = []
         while (frames := self._transport.receive()) is not None:
             try:
                 reply = Reply(frames[-1])
             except Malformed:  # the request is sent again
-                raw_messages.check_development_reply(frames[-1])
                 continue
-            if self._take(reply, frames[-1]):
+            if self._take(reply):
                 arrived.append(reply)
         return arrived
 
-    def _take(self, reply: Reply, body: bytes) -> bool:
+    def _take(self, reply: Reply) -> bool:
         """Return whether a reply belongs to an open request other than a ping."""
         self._last_reply_ns = self._clock.monotonic_ns()
         number = reply.request
@@ -184,8 +180,6 @@ class Channel:
         if reply.broker and reply.broker != self._broker:
             self._on_broker(reply.broker, number)
         if request is None:
-            if not number:
-                raw_messages.check_development_reply(body)
             return False
         if reply.kind == peer.ERROR and reply.code in peer.POSTPONED:
             self._postpone(number, request, reply.reason)

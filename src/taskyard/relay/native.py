@@ -18,7 +18,6 @@ from taskyard.core.model import Refusal, shown
 from taskyard.errors import Malformed, Refused
 from taskyard.net.options import FRAME_BYTES_MAX
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire.native import raw_messages
 from taskyard.wire.native.frames import parse
 from taskyard.wire.native.raw_messages import RELAYED_MAX
 from taskyard.wire.native.relays import BUNDLE_BYTES_MAX, DEPTH_MAX, PEERS_MAX, bundles
@@ -153,17 +152,14 @@ class Condenser:
     # Messages from the broker.
 
     def down(self, frames: Sequence[bytes]) -> list[Delivery]:
-        """Return the replies in a message from above. Raise `Refused` if the broker is of a
-        development version."""
+        """Return the replies in a message from above."""
         try:
             query = parse(_Q, frames[-1])
             envelopes = [parse(pb.Envelope, raw) for raw in query.envelope]
         except Malformed:
-            raw_messages.check_development_reply(frames[-1])
             self.malformed += 1
             return []
         if query.type != _Q.Relay:
-            raw_messages.check_development_reply(frames[-1])
             self._note_refusal(query)
             return []
         return [

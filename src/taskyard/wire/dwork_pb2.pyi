@@ -521,21 +521,3 @@ class QueryMsg(_message.Message):
     length: int
     digest: bytes
     def __init__(self, type: _Optional[_Union[QueryMsg.Type, str]] = ..., task: _Optional[_Iterable[bytes]] = ..., name: _Optional[bytes] = ..., n: _Optional[int] = ..., location: _Optional[bytes] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., request: _Optional[int] = ..., worker: _Optional[_Union[WorkerMsg, _Mapping]] = ..., scope: _Optional[_Union[ScopeMsg, _Mapping]] = ..., reason: _Optional[bytes] = ..., code: _Optional[bytes] = ..., refused: _Optional[_Iterable[bytes]] = ..., document: _Optional[bytes] = ..., rules: _Optional[_Union[RulesMsg, _Mapping]] = ..., broker: _Optional[int] = ..., wait_ms: _Optional[int] = ..., stream: bool = ..., seen: _Optional[int] = ..., heartbeat_ns: _Optional[int] = ..., waiting: _Optional[int] = ..., rules_version: _Optional[int] = ..., incarnation: _Optional[int] = ..., host: _Optional[bytes] = ..., trouble: _Optional[bytes] = ..., malformed: _Optional[int] = ..., calls_waiting: _Optional[_Iterable[int]] = ..., calls_kept: _Optional[int] = ..., unknown: _Optional[_Union[QueryMsg.Unknown, str]] = ..., check_only: bool = ..., environment: _Optional[bytes] = ..., cursor: _Optional[int] = ..., journal: _Optional[bytes] = ..., everything: bool = ..., any_campaign: bool = ..., place: _Optional[_Union[PlaceMsg, _Mapping]] = ..., changes: _Optional[_Union[Terms, _Mapping]] = ..., epoch: _Optional[int] = ..., force: bool = ..., attempt: _Optional[int] = ..., stream_number: _Optional[int] = ..., offset: _Optional[int] = ..., live: bool = ..., held: _Optional[bytes] = ..., value: _Optional[bytes] = ..., data: _Optional[bytes] = ..., gone: _Optional[_Iterable[int]] = ..., envelope: _Optional[_Iterable[bytes]] = ..., length: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
-
-class DevelopmentMsg(_message.Message):
-    __slots__ = ("type", "location", "reason", "request", "broker", "code", "envelope")
-    TYPE_FIELD_NUMBER: _ClassVar[int]
-    LOCATION_FIELD_NUMBER: _ClassVar[int]
-    REASON_FIELD_NUMBER: _ClassVar[int]
-    REQUEST_FIELD_NUMBER: _ClassVar[int]
-    BROKER_FIELD_NUMBER: _ClassVar[int]
-    CODE_FIELD_NUMBER: _ClassVar[int]
-    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
-    type: int
-    location: bytes
-    reason: bytes
-    request: int
-    broker: int
-    code: bytes
-    envelope: bytes
-    def __init__(self, type: _Optional[int] = ..., location: _Optional[bytes] = ..., reason: _Optional[bytes] = ..., request: _Optional[int] = ..., broker: _Optional[int] = ..., code: _Optional[bytes] = ..., envelope: _Optional[bytes] = ...) -> None: ...

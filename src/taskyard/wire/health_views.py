@@ -221,19 +221,12 @@ class SeenRelay(Struct, eq=False):
         )
 
 
-class RefusedPeer(Struct):
-    """A peer of a development version, whose message was refused."""
-
-    #: Of its connection. Empty: unknown.
-    address: str = ""
-
-
 @runtime_checkable
 class RelayedDialect(Protocol):
     """A dialect that recognizes relays."""
 
-    #: Relays whose first message was just received, and peers that were refused, for their address.
-    newcomers: list[SeenRelay | RefusedPeer]
+    #: Relays whose first message was just received, for their address.
+    newcomers: list[SeenRelay]
 
     def relays(self, now_ns: int) -> Iterable[RelayHealth]:
         """Return the relays for the status, at most some, with the latest messages."""

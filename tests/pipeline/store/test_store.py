@@ -176,8 +176,8 @@ def test_what_is_not_a_directory_of_tables(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("{}")
     with pytest.raises(UnusableFile, match="not a manifest"):
         read_manifest(Location.parse(tmp_path))
-    (tmp_path / "manifest.json").write_text('{"layout": 1, "format": "delta"}')
-    with pytest.raises(UnknownFormat, match="tables of a development version"):
+    (tmp_path / "manifest.json").write_text('{"format": "delta", "version": 2}')
+    with pytest.raises(UnknownFormat, match="tables of version 2"):
         read_manifest(Location.parse(tmp_path))
     with pytest.raises(UnusableFile, match="unknown scheme ftp"):
         Location.parse("ftp://host/tables")

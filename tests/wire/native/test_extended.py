@@ -71,6 +71,12 @@ def test_reply_carries_the_numbers_of_the_request_and_of_the_broker() -> None:
     assert (reply.kind, reply.request, reply.broker) == (peer.OK, 41, BROKER)
 
 
+def test_request_without_a_number_is_served() -> None:
+    extended = Q(type=Q.Steal, location=b"w", worker=WORKER).SerializeToString()
+    (reply,) = Extended().frames([b"", extended])
+    assert Q.FromString(reply).type == Q.NotFound
+
+
 def test_restarted_tasks_run_again_and_dependents_wait_for_them() -> None:
     counter = Extended()
     counter.create(b"a", b"b", after=[[], [b"a"]])

@@ -1,7 +1,7 @@
 """Attempts: a row for each lease, with its end if there is one.
 
-A task takes no other step between a lease and its end, so the end is the next step. Only leases of
-old history files have no `ready` before them.
+A task takes no other step between a lease and its end, so the end is the next step. A lease has no
+`ready` before it only if older files are missing.
 """
 
 from __future__ import annotations

@@ -44,8 +44,7 @@ class Manifest(msgspec.Struct, frozen=True):
     """All tables after one run. The first run is number 1."""
 
     format: str
-    #: 0 in tables of the versions before the first release.
-    version: int = 0
+    version: int
     run: int = 0
     brokers: dict[str, BrokerMark] = {}
     tables: dict[str, TableVersion] = {}
@@ -62,10 +61,9 @@ def read_manifest(out: Location, run: int | None = None) -> Manifest | None:
     except msgspec.MsgspecError as error:
         raise UnusableFile(f"{out}/{name}: not a manifest of tables: {error}") from error
     if manifest.version != VERSION:
-        found = f"version {manifest.version}" if manifest.version else "a development version"
         raise UnknownFormat(
-            f"{out}: tables of {found}, but this Taskyard reads version {VERSION} (remove the "
-            "directory and run again)"
+            f"{out}: tables of version {manifest.version}, but this Taskyard reads version "
+            f"{VERSION} (remove the directory and run again)"
         )
     return manifest
 

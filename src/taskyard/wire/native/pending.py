@@ -211,8 +211,6 @@ class PendingRequests:
         self.idle: dict[bytes, int] = {}
         #: Completes of this turn that may wait for tasks, and have no acknowledgement yet.
         self.unacknowledged: list[int] = []
-        #: The Errors for requests of development versions, encoded.
-        self.errors: dict[int, bytes] = {}
         #: Tasks that a worker should stop, for the reply to its heartbeat.
         self.stops: dict[bytes, effects.Stop] = {}
         #: Waiting requests by route.

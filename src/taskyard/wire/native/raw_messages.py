@@ -9,17 +9,12 @@ lengths, which task names mostly are, are counted at the speed of C.
 TaskMsgs that differ only in their names are nearly all messages of plain peers, and an object for
 each task costs microseconds. The names are cut out of the bytes, by the guess that all tasks have
 the fields of the first. If the guess is right, the other fields are decoded only once.
-
-Peers of a development version, from before version 1 of the wire format, are recognized and
-refused. Their messages have the number of the request in another field. So only messages without
-`request` are examined: messages of plain peers, and replies that belong to no request.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, cast
 
-from google.protobuf.message import DecodeError
 from msgspec import Struct
 
 from taskyard.core.limits import (
@@ -30,9 +25,8 @@ from taskyard.core.limits import (
     SERVICES_MAX,
     TASKS_PER_MESSAGE_MAX,
 )
-from taskyard.core.model import Refusal
 from taskyard.core.resources import RESOURCES_MAX
-from taskyard.errors import Malformed, Refused
+from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
 
 if TYPE_CHECKING:
@@ -394,48 +388,3 @@ def _task_head(name_bytes: int, rest: bytes) -> bytes:
     """Encode the bytes of a task before its name."""
     task_bytes = _NAME_HEAD_BYTES + name_bytes + len(rest)
     return b"%b%c%b" % (TASK_TAG, task_bytes, _NAME_HEADS[name_bytes])
-
-
-#: The version of the wire format.
-VERSION: Final = 1
-
-_DEVELOPMENT_TEXT: Final = (
-    f"wire format 0 of a development version, where %s has version {VERSION} "
-    "(install one version of Taskyard everywhere)"
-)
-
-#: Why a broker refuses such a peer, and why a peer of this version has no use for such a broker.
-PEER_TEXT: Final = _DEVELOPMENT_TEXT % "the broker"
-BROKER_TEXT: Final = f"the broker has {_DEVELOPMENT_TEXT % 'this program'}"
-
-
-def development_error(body: bytes) -> bytes | None:
-    """Encode the Error for a request of a development version. None: it is of no such version.
-
-    Such workers and relays end at the code of a key without permission, and retry at all other
-    codes.
-    """
-    found = _parse_development(body)
-    if found is None or not (found.HasField("request") or found.envelope):
-        return None
-    is_endless = found.HasField("location") or found.envelope
-    refusal = Refusal.FORBIDDEN if is_endless else Refusal.WIRE_FORMAT
-    error = pb.DevelopmentMsg(type=pb.QueryMsg.Error, reason=PEER_TEXT.encode())
-    error.code = refusal.value.encode()
-    if found.HasField("request"):
-        error.request = found.request
-    return error.SerializeToString()
-
-
-def check_development_reply(body: bytes) -> None:
-    """Raise `Refused` if a reply without `request` is of a broker of a development version."""
-    found = _parse_development(body)
-    if found is not None and found.HasField("broker"):
-        raise Refused(BROKER_TEXT, Refusal.WIRE_FORMAT.value)
-
-
-def _parse_development(body: bytes) -> pb.DevelopmentMsg | None:
-    try:
-        return pb.DevelopmentMsg.FromString(body)
-    except DecodeError:
-        return None

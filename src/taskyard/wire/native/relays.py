@@ -17,7 +17,7 @@ from msgspec import field
 
 from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire.health_views import RefusedPeer, SeenRelay
+from taskyard.wire.health_views import SeenRelay
 from taskyard.wire.native.frames import parse
 from taskyard.wire.native.pending import RELAYED
 from taskyard.wire.native.raw_messages import ENVELOPES_MAX, LIMITS, TooMany
@@ -63,7 +63,7 @@ class Relays:
         #: Replies that wait for the end of the turn, by relay.
         self.collected: dict[bytes, list[bytes]] = {}
         #: See `RelayedDialect`.
-        self.new: list[SeenRelay | RefusedPeer] = []
+        self.new: list[SeenRelay] = []
 
     def summaries(self, now_ns: int) -> list[RelayHealth]:
         """Return the relays for the status, the relay with the latest message first."""

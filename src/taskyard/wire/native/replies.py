@@ -55,9 +55,6 @@ def _accepted(pending: PendingRequests, effect: effects.Accepted) -> list[Reply]
 
 def _refused(pending: PendingRequests, effect: effects.Refused) -> list[Reply]:
     """Refuse a request. A process without its name must register again with its next request."""
-    if effect.refusal is Refusal.WIRE_FORMAT:
-        entry, error = pending.drop(effect.request), pending.errors.pop(effect.request)
-        return [] if entry is None else [(entry.route, [b"", error])]
     if effect.refusal in (Refusal.NAME_HELD, Refusal.NAME_LOST):
         pending.facts.pop(effect.client, None)
     notice = pending.fields_if_extended(

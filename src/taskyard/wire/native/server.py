@@ -21,8 +21,6 @@ from taskyard.core.model import Refusal
 from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire import roles
-from taskyard.wire.health_views import RefusedPeer
-from taskyard.wire.native import raw_messages
 from taskyard.wire.native import requests as native_requests
 from taskyard.wire.native.frames import parse
 from taskyard.wire.native.pending import (
@@ -172,7 +170,7 @@ class NativeServer:
                 return self._receive_relayed(incoming, peer)
             return native_requests.decode_request(self.pending, incoming)
         except Malformed as malformed:
-            return self._refuse_malformed(incoming, frames, malformed)
+            return self._refuse_malformed(incoming, malformed)
 
     def _receive_idle(
         self,
@@ -220,8 +218,6 @@ class NativeServer:
         if len(body) >= MEASURED_BYTES_MIN:
             return self._parse_long(incoming, body)
         query = parse(_Q, body)
-        if not query.request and raw_messages.development_error(body) is not None:
-            raise Malformed("of a development version")  # its fields have other meanings
         incoming.query, incoming.extended = query, query.HasField("request") or _is_extended(query)
         return query
 
@@ -238,19 +234,8 @@ class NativeServer:
         check_lengths(query, body)
         return query
 
-    def _refuse_malformed(
-        self, incoming: Request, frames: Sequence[bytes], malformed: Malformed
-    ) -> Sequence[events.Event]:
-        """Refuse a malformed request, and a request of a development version by an Error of that
-        version."""
-        # A long one may take seconds to parse.
-        is_short = frames and len(frames[-1]) < MEASURED_BYTES_MIN
-        error = raw_messages.development_error(frames[-1]) if is_short else None
-        if error is not None:
-            self.newcomers.append(RefusedPeer())
-            found = self._refuse(incoming, Refusal.WIRE_FORMAT, raw_messages.PEER_TEXT)
-            self.pending.errors[found[0].request] = error
-            return found
+    def _refuse_malformed(self, incoming: Request, malformed: Malformed) -> Sequence[events.Event]:
+        """Refuse a malformed request, and count it."""
         self.malformed += 1
         is_too_many = isinstance(malformed, TooMany)
         refusal = Refusal.TOO_MANY if is_too_many else Refusal.MALFORMED

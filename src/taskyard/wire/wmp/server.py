@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from taskyard.wire.dialect import Reply
-    from taskyard.wire.health_views import RefusedPeer, RelayHealth
+    from taskyard.wire.health_views import RelayHealth
 
 #: Relays in a status.
 RELAYS_SHOWN_MAX: Final = 100
@@ -226,7 +226,7 @@ class Wmp(dialect.PeerTable[Peer]):
         self._behind: dict[bytes, dict[bytes, None]] = {}
         self._relays = PathRelays()
         #: See `RelayedDialect`.
-        self.newcomers: list[SeenRelay | RefusedPeer] = []
+        self.newcomers: list[SeenRelay] = []
         self._pending: dict[int, PendingReply] = {}
         #: Malformed messages, and messages for another manager.
         self.malformed = 0
