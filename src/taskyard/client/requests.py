@@ -472,9 +472,14 @@ def scope_of(
 
 
 def check_names(names: object) -> None:
-    """Raise `UserError` for one name in place of a list: Python would iterate its letters."""
+    """Raise `UserError` for one name in place of a list: Python would iterate its letters.
+
+    Also for a future, which is no list either.
+    """
     if isinstance(names, str | bytes):
         raise UserError(f"{names!r}: expected a list of names, not one name")
+    if hasattr(names, "full_name"):
+        raise UserError(f"{names!r}: expected a list of names (its .full_name is one)")
 
 
 def portions(names: list[_T], size: int | None = None) -> Iterator[list[_T]]:
