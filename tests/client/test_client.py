@@ -453,6 +453,15 @@ def test_future_in_place_of_its_name_is_an_error_with_the_name(client: InternalC
         client.submit(["true"], campaign=campaign)
 
 
+def test_edit_refuses_text_for_seconds_and_unknown_arguments(client: InternalClient) -> None:
+    wrong: Any = "5m"
+    for change in ({"time_limit": wrong}, {"expires": wrong}, {"retry_delays": [wrong]}):
+        with pytest.raises(UserError, match="'5m': expected seconds, as a number"):
+            client.edit(["a"], **change)
+    with pytest.raises(UserError, match="unexpected argument 'retries'"):
+        client.edit(["a"], retries=3)
+
+
 # Names belong to campaigns.
 
 
