@@ -13,7 +13,7 @@ from unittest import mock
 
 import pytest
 
-from taskyard import Client, Executor, Final, TaskBlocked, TaskFailed, testing
+from taskyard import Client, Executor, Final, TaskBlocked, TaskFailed, UserError, testing
 from tests.client import executor_calls as calls
 from tests.kit.processes import PATIENCE_SECONDS, environment
 
@@ -52,6 +52,14 @@ def test_failures_are_reported_as_by_a_worker() -> None:
         assert "exit status 3: why" in str(exited.exception(PATIENCE_SECONDS))
         assert isinstance(behind.exception(PATIENCE_SECONDS), TaskBlocked)
         assert "raise Odd(number)" in client.output(raised.name).decode()
+
+
+def test_handler_that_returns_no_bytes_is_named() -> None:
+    wrong: Any = bytes.decode
+    with testing.broker() as broker, broker.client() as client:
+        client.submit(b"x", service="post")
+        with pytest.raises(UserError, match="handler of service post returned 'x', not bytes"):
+            broker.run_all({"post": wrong})
 
 
 def test_failed_task_is_tried_again_if_its_retries_say_so() -> None:

@@ -41,7 +41,7 @@ from taskyard.core.limits import NUMBER_MAX, SECOND_NS
 from taskyard.core.model import WorkerFacts, shown
 from taskyard.core.resources import CPUS, GPUS, MEMORY
 from taskyard.core.scheduler import Scheduler
-from taskyard.errors import ClientClosed, TaskFailed, is_final
+from taskyard.errors import ClientClosed, TaskFailed, UserError, is_final
 from taskyard.journal.store import MemoryStore
 from taskyard.net import endpoints, sockets
 from taskyard.net.channel import Channel
@@ -269,6 +269,9 @@ class _Worker:
             raise
         except BaseException as error:  # noqa: BLE001  # the failure of the task
             return _failure(error, payload)
+        given: object = result  # programs without a type checker return anything
+        if not isinstance(given, bytes):
+            raise UserError(f"handler of service {shown(service)} returned {given!r}, not bytes")
         return Outcome.DONE, result, b""
 
     def _handle(self, service: bytes, payload: bytes) -> bytes:

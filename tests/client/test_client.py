@@ -437,6 +437,31 @@ def test_one_name_in_place_of_a_list_is_refused(yard: Yard) -> None:
                 wrong("abc")
 
 
+def test_future_in_place_of_its_name_is_an_error_with_the_name(client: InternalClient) -> None:
+    future: Any = client.submit(["true"], name="a", campaign="c")
+    value(future)
+    for one in (client.why, client.show, client.result, client.output, client.future):
+        with pytest.raises(UserError, match=r"as text \(its \.full_name is 'c/a'\)"):
+            one(future)
+    for several in (client.cancel, client.retry, client.results, client.futures):
+        with pytest.raises(UserError, match=r"expected a list of names \(its \.full_name is one\)"):
+            several(future)
+        with pytest.raises(UserError, match=r"as text \(its \.full_name is 'c/a'\)"):
+            several([future])
+    campaign: Any = client.campaign("c")
+    with pytest.raises(UserError, match=r"as text \(its \.name is 'c'\)"):
+        client.submit(["true"], campaign=campaign)
+
+
+def test_edit_refuses_text_for_seconds_and_unknown_arguments(client: InternalClient) -> None:
+    wrong: Any = "5m"
+    for change in ({"time_limit": wrong}, {"expires": wrong}, {"retry_delays": [wrong]}):
+        with pytest.raises(UserError, match="'5m': expected seconds, as a number"):
+            client.edit(["a"], **change)
+    with pytest.raises(UserError, match="unexpected argument 'retries'"):
+        client.edit(["a"], retries=3)
+
+
 # Names belong to campaigns.
 
 

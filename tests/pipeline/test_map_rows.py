@@ -208,6 +208,11 @@ def check_arguments(frame: DataFrame, to: dict[str, Any]) -> None:
         map_rows(frame, argv=["true"], key="k", **to)
     with pytest.raises(UserError, match="rate: not an option of a task"):
         map_rows(frame, argv=["true"], key="id", rate="5/s", **to)
+    with pytest.raises(UserError, match=r"unknown key 'retry' \(did you mean \"retries\""):
+        map_rows(frame, argv=["true"], key="id", retry=2, **to)
+    function: Any = len
+    with pytest.raises(UserError, match="call: <built-in function len> is not 'module:function'"):
+        map_rows(frame, call=function, key="id", **to)
     with pytest.raises(UserError, match="unknown column 'host'"):
         map_rows(frame, argv=["true"], key="id", lane="{host}", **to)
     with pytest.raises(UserError, match="campaign: a name is required"):

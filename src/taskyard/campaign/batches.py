@@ -108,11 +108,22 @@ def _same_payload(payloads: Sequence[bytes]) -> bool:
 
 
 def encode_text(text: str) -> bytes:
-    """Return a name as UTF-8. Raises `UserError` for half a surrogate pair."""
+    """Return a name as UTF-8. Raises `UserError` for half a surrogate pair, and for no text."""
     try:
         return text.encode()
     except UnicodeEncodeError:
         raise UserError(f"{text!r}: not valid Unicode") from None
+    except AttributeError:
+        raise UserError(f"{text!r}: expected a name, as text{_own_name_hint(text)}") from None
+
+
+def _own_name_hint(given: object) -> str:
+    """Return the name of a future or a campaign, for a hint."""
+    for attribute in ("full_name", "name"):
+        name = getattr(given, attribute, None)
+        if isinstance(name, str):
+            return f" (its .{attribute} is {name!r})"
+    return ""
 
 
 def task_bytes(name: bytes, payload: bytes, lane: bytes, after: Sequence[bytes]) -> int:

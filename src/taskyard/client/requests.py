@@ -55,6 +55,9 @@ NAMES_SUGGESTED_MAX: Final = 3
 #: Tasks to which a name by content is compared.
 _COMPARED_MAX: Final = 20
 
+#: What selects tasks, beside their names. `scope_of` takes them.
+_SCOPE_KEYWORDS: Final = ("campaign", "service", "lane", "states")
+
 #: A task as the broker describes it.
 View = dict[str, Any]
 
@@ -472,9 +475,14 @@ def scope_of(
 
 
 def check_names(names: object) -> None:
-    """Raise `UserError` for one name in place of a list: Python would iterate its letters."""
+    """Raise `UserError` for one name in place of a list: Python would iterate its letters.
+
+    Also for a future, which is no list either.
+    """
     if isinstance(names, str | bytes):
         raise UserError(f"{names!r}: expected a list of names, not one name")
+    if hasattr(names, "full_name"):
+        raise UserError(f"{names!r}: expected a list of names (its .full_name is one)")
 
 
 def portions(names: list[_T], size: int | None = None) -> Iterator[list[_T]]:
@@ -646,6 +654,9 @@ def edit(  # noqa: PLR0913  # all but the first are named
     """
 
     def nanoseconds(seconds: float) -> int:
+        given: object = seconds  # programs without a type checker pass "5m": 2 GB of text below
+        if isinstance(given, str):
+            raise UserError(f"{given!r}: expected seconds, as a number")
         return round(seconds * SECOND_NS)
 
     changes = TermsChanges(
@@ -665,6 +676,12 @@ def _command(
 ) -> Exchange[int]:
     deadline, total = Deadline.after(timeout), 0
     check_names(names)
+    for keyword in scope:
+        if keyword not in _SCOPE_KEYWORDS:
+            raise UserError(
+                f"unexpected argument {keyword!r} (tasks are chosen by names, "
+                f"{', '.join(_SCOPE_KEYWORDS)})"
+            )
     if isinstance(names, Scope):
         scopes = [names]
     elif names is None:

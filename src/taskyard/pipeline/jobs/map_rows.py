@@ -14,6 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
+from taskyard.campaign.task_spec import KEYS, unknown_key_text
 from taskyard.core.identity import prefix
 from taskyard.errors import UserError
 from taskyard.pipeline.jobs.broker_tables import frame_of_rows
@@ -56,8 +57,13 @@ def tasks_of(
         )
     if (work["call"] is None) == (work["argv"] is None):
         raise UserError("exactly one of call='module:function' and argv=[…] is required")
+    for option in options:
+        if option not in KEYS:
+            raise UserError(f"a task {unknown_key_text(option)}")
     columns = {"name": name_of(key)}
     if work["call"] is not None:
+        if not isinstance(work["call"], str):
+            raise UserError(f"call: {work['call']!r} is not 'module:function'")
         columns |= _call(frame, work["call"], work["arguments"])
     else:
         columns["argv"] = _argv(frame, work["argv"])
