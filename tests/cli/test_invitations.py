@@ -82,7 +82,7 @@ def test_nearer_source_wins_over_an_invitation(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "words", "message"),
     [
-        ("wmp.invite", ["status"], "for the dialect wmp, this needs dwork (give another --broker"),
+        ("wmp.invite", ["status"], "for the dialect wmp, this needs dwork (give another broker"),
         ("taskyard-invite-1:x", ["status"], "TASKYARD_INVITE: not a valid invitation"),
         ("nowhere", ["status"], "nowhere: invitation not found"),
         ("nowhere", ["worker"], "nowhere: invitation not found"),

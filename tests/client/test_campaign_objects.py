@@ -74,6 +74,14 @@ def test_campaign_is_cancelled_as_a_whole(client: Client) -> None:
             future.result(PATIENCE_SECONDS)
 
 
+@pytest.mark.parametrize("progress", [False, True])
+def test_campaign_without_tasks_is_named_as_such_after_the_timeout(
+    client: Client, *, progress: bool
+) -> None:
+    with pytest.raises(TimedOut, match=r"not settled after 0.05 s \(it has no tasks\)"):
+        client.campaign("nosuch").wait(0.05, progress=progress)
+
+
 def test_old_campaign_is_counted_by_the_client(client: Client) -> None:
     client.submit(b"", campaign="old", service=UNSERVED)
     rows = limits.STATS_ROWS_MAX

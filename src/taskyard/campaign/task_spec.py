@@ -28,7 +28,7 @@ BACKOFF_NS: Final = SECOND_NS
 
 
 class InvalidTask(UserError):
-    """A task is invalid. The text has the reason, not the place."""
+    """A task is invalid. The text has the reason, not the task."""
 
     code = "invalid-task"
 

@@ -92,7 +92,7 @@ def invited_endpoints(settings: Settings) -> tuple[str, ...]:
         origin = settings.all["broker.invite"].origin
         raise UnusableKey(
             f"{origin}: the invitation is for the dialect {found.dialect}, this needs "
-            f"{NATIVE_DIALECT} (give another --broker or --state)"
+            f"{NATIVE_DIALECT} (give another broker or state directory)"
         )
     return found.endpoints[:1]
 
@@ -262,7 +262,7 @@ def refused_error(endpoint: str, key: PeerKey | None = None) -> NoBroker:
 def connection_hint(endpoint: str, key: PeerKey | None) -> str:
     """Return a hint on an endpoint that does not answer. On TCP the key may be the cause."""
     if not endpoints.uses_tcp(endpoint):
-        return "start one with `taskyard up`, or give another --broker or --state"
+        return "start one with `taskyard up`, or give another broker or state directory"
     if key is None:
         return "is it running? If it requires a key, give --key FILE or Client(key=…)"
     return f"is it running, and is {key.name} a key of this broker?"

@@ -348,6 +348,10 @@ def acknowledged() -> Exchange[None]:
     yield from checked_reply(Query(partial(peer.query, kind=peer.OK)))
 
 
+#: A name may be wrong, or the tasks are not submitted yet.
+_NO_TASKS: Final = " (it has no tasks)"
+
+
 def wait_campaign(campaign: str, timeout: float | None = None) -> Exchange[None]:
     """Wait until no task of a campaign can run any more. Raises `TimedOut`."""
     deadline, what = Deadline.after(timeout), f"campaign {campaign}"
@@ -357,6 +361,8 @@ def wait_campaign(campaign: str, timeout: float | None = None) -> Exchange[None]
         why = yield from _why_waiting(scope, deadline, what)
         _, left = yield from _poll_settled(scope, deadline, what)
     if left and deadline is not None:
+        if not why and not any((yield from counts(campaign, GRACE_SECONDS)).values()):
+            why = _NO_TASKS
         raise _unsettled(what, deadline, why)
 
 
@@ -369,7 +375,7 @@ def follow_campaign(
     show(found)
     while not found.is_settled:
         if deadline is not None and not deadline.seconds_left:
-            raise _unsettled(what, deadline)
+            raise _unsettled(what, deadline, "" if any(found.by_state.values()) else _NO_TASKS)
         found = yield from campaign_counts(campaign, deadline, _SHOWN_STEP_NS)
         show(found)
 
