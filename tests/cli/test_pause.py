@@ -31,7 +31,8 @@ def test_paused_service_gets_no_work_until_it_is_resumed(call: Caller) -> None:
     assert call("why", "held").out == (
         "held: it is ready, but its service is paused (service exec)\n"
     )
-    assert "paused: service exec (undo with `taskyard resume`)" in call("status").out
+    undo = "(undo with `taskyard resume --service exec`)"
+    assert f"paused: service exec {undo}" in call("status").out
     (row,) = [line for line in call("services").out.splitlines() if line.startswith("exec ")]
     assert row.endswith("the service is paused")
     assert call("resume", "--service", "exec") == (0, "nothing is paused\n", "")
@@ -47,7 +48,9 @@ def test_paused_lane_holds_its_own_tasks_alone(call: Caller) -> None:
     call.submit("free")
     assert call("wait", "free").code == 0
     assert "its lane is paused" in call("why", "held").out
-    assert call("status").out.splitlines()[2].startswith("paused: lane slow of service exec (")
+    assert call("status").out.splitlines()[2] == (
+        "paused: lane slow of service exec (undo with `taskyard resume --service exec --lane slow`)"
+    )
     (service,) = [
         one for one in call("services", "--json").document()["services"] if one["name"] == "exec"
     ]
@@ -61,7 +64,9 @@ def test_everything_can_be_paused_and_a_service_stays_so(call: Caller) -> None:
     assert call("pause", "--all").out == "paused: everything, service call\n"
     call.submit("held")
     assert "everything is paused" in call("why", "held").out
-    assert call("resume", "--all").out == "paused: service call\n"
+    undo = "(undo with `taskyard resume --all` and `taskyard resume --service call`)"
+    assert undo in call("status").out
+    assert call("resume", "--all").out == "still paused: service call\n"
     assert call("wait", "held").code == 0
 
 

@@ -160,6 +160,18 @@ def test_variables_of_the_submitter_are_chosen_by_options(
     )
 
 
+def test_known_task_that_is_cancelled_says_how_to_run_it_again(call: Caller) -> None:
+    words = ("--name", "ended", "--", "true")
+    call("submit", "--due", "1h", *words)
+    call("cancel", "ended")
+    assert call("submit", *words).err == (
+        "task ended exists already: nothing submitted "
+        "(it is cancelled: `taskyard run` with the same words runs it again)\n"
+    )
+    assert call("run", *words).code == 0
+    assert call("why", "ended").out == "ended: it is done (attempt 1)\n"
+
+
 def test_known_task_is_harmless_with_the_same_command_alone(call: Caller) -> None:
     call("submit", "--name", "twice", "--", "true")
     again = call("submit", "--name", "twice", "--", "true")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -443,7 +444,9 @@ def _pause_or_resume(
         kind = documents.PauseDocument if verb == "pause" else documents.ResumeDocument
         print_document(kind(paused=stats["paused"], pauses=stats["pauses"]))
     else:
-        click.echo(format_pauses(stats) or "nothing is paused")
+        pauses = format_pauses(stats)
+        still = "still " if pauses and verb == "resume" else ""
+        click.echo(f"{still}{pauses}" if pauses else "nothing is paused")
 
 
 def _service_of_lane(client: InternalClient, lane: str | None) -> str | None:
@@ -470,3 +473,14 @@ def format_pauses(stats: dict[str, Any]) -> str:
         for one in stats["pauses"]
     ]
     return f"paused: {', '.join(parts)}" if parts else ""
+
+
+def format_resumes(stats: dict[str, Any]) -> str:
+    """Format the commands that undo all pauses in a broker's status."""
+    options = ["--all"] if stats["paused"] else []
+    options += [
+        f"--service {shlex.quote(one['service'])}"
+        + ("" if one["lane"] is None else f" --lane {shlex.quote(one['lane'])}")
+        for one in stats["pauses"]
+    ]
+    return " and ".join(f"`taskyard resume {escape_line(one)}`" for one in options)

@@ -17,7 +17,7 @@ import msgspec
 from taskyard.cli import documents, scopes
 from taskyard.cli.commands import Command
 from taskyard.cli.connection import broker_location, connect_read_only
-from taskyard.cli.control import format_pauses
+from taskyard.cli.control import format_pauses, format_resumes
 from taskyard.cli.format import (
     escape_line,
     escape_pattern,
@@ -292,7 +292,7 @@ def _print_status(stats: dict[str, Any], addresses: list[str]) -> None:
     click.echo(f"{format_count(stats['workers'], 'worker')}")
     click.echo("".join(f"{line}\n" for line in addresses), nl=False)
     if pauses := format_pauses(stats):
-        click.echo(f"{pauses} (undo with `taskyard resume`)")
+        click.echo(f"{pauses} (undo with {format_resumes(stats)})")
     for problem in problems_of(stats):
         click.echo(escape_line(problem))
     states = ("blocked", "delayed", "ready", "leased", "done", "failed", "cancelled")

@@ -299,7 +299,9 @@ def submit_task(cli_context: CliContext, argv: tuple[str, ...], values: dict[str
                 refused, f"task {name}", values, "--name"
             ) from refused
         if not new and not cli_context.quiet:
-            click.echo(f"task {name} exists already: nothing submitted", err=True)
+            view = client.existing([name]).get(name, {})
+            hint = _CANCELLED if view.get("state") == "cancelled" else ""
+            click.echo(f"task {name} exists already: nothing submitted{hint}", err=True)
         if values["wait"]:
             code = _wait(cli_context, client, spec.name, campaign)
             if output is not None:
@@ -314,6 +316,10 @@ def submit_task(cli_context: CliContext, argv: tuple[str, ...], values: dict[str
     else:
         click.echo(name)
     return ExitCode.OK
+
+
+#: `submit` leaves a cancelled task as it is.
+_CANCELLED: Final = " (it is cancelled: `taskyard run` with the same words runs it again)"
 
 
 def _work(argv: tuple[str, ...], values: dict[str, Any]) -> dict[str, Any]:
