@@ -358,7 +358,7 @@ def test_endpoint_of_an_invitation_is_that_of_the_running_broker(keys: Keys) -> 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["king", "x", *TO], "role 'king': must be of viewer, producer, worker, relay, admin"),
+        (["king", "x", *TO], "role 'king': must be one of viewer, producer, worker, relay, admin"),
         (["relay", "x", *TO], "role relay: needs another one beside it, such as worker"),
         (["worker", "x", "--broker", "ipc:///x"], "must be a TCP endpoint"),
         (["worker", "x", *TO, "--line", "--out", "f"], "--line and --out exclude each other"),
