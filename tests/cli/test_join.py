@@ -105,3 +105,11 @@ def test_gateway_of_ping_pong_is_asked_for_both_endpoints(
     for words in ([], ["--broker", "tcp://head.example:6002"]):
         assert run(taskyard, ["keys", "invite", "--for", "ping-pong", "site", *words]) == 2
         assert both in capsys.readouterr().err
+
+
+def test_join_takes_a_file_and_no_stdin(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    del directory
+    assert run(taskyard, ["join", "-", "--yes"]) == 2
+    assert "worker --invite -" in capsys.readouterr().err

@@ -412,6 +412,8 @@ def join(context: click.Context, file: str, *, yes: bool) -> object:
     NAME` ends it.
     """
     cli_context: CliContext = context.obj
+    if file == key_files.STDIN:  # the command would read it again
+        raise UserError("join: needs a file (`taskyard worker --invite -` reads stdin)")
     invitation = key_files.read_invitation(file)
     words = _command(invitation, file)
     for line in _description(invitation, words):

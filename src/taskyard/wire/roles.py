@@ -211,7 +211,7 @@ def relayed_roles(dialect: str) -> tuple[Role, ...]:
 def gateway_roles(dialect: str) -> tuple[Role, ...]:
     """Return the roles that unmodified programs of the dialect need behind a relay.
 
-    Its key is a key in every dialect, for whoever reads the file, so it must not be an admin's.
+    Its key file is good in every dialect, so the key must not be an admin's.
     """
     needed = relayed_roles(dialect)
     return tuple(role for role in (Role.PRODUCER, Role.WORKER) if role in needed)
