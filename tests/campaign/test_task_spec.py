@@ -306,8 +306,8 @@ def test_unknown_key_is_refused_with_a_suggestion(key: str, advice: str) -> None
             *("retries", -1),
             "must be a number from 0 to 1000, or a list of multiples, such as [1, 2, 5], not -1",
         ),
-        ("retries", [1, -1], "must have multiples of 0 or more, not -1"),
-        ("retries", [float("nan")], "must have multiples of 0 or more, not nan"),
+        ("retries", [1, -1], "must have numbers of 0 or more, not -1"),
+        ("retries", [float("nan")], "must have numbers of 0 or more, not nan"),
         ("retries", [1] * 1001, "must have at most 1000 steps, not 1001"),
         (
             *("time_limit", "soon"),

@@ -54,6 +54,8 @@ def test_gateway_is_started_on_the_usual_port_of_its_dialect(
     assert not any(endpoints.is_remote(endpoints.parse(one)) for one in options.endpoints)
     out = capsys.readouterr().out
     (entry,) = Keyring(directory / ".taskyard").entries()
+    clients = ["producer"] if dialect != "wmp" else []
+    assert [*entry.roles] == [*clients, "worker", "relay"]  # an admin's key would rule the broker
     for part in (PLACES[dialect], entry.fingerprint, dialect, f"a gateway at {GATEWAYS[dialect]}"):
         assert part in out
 
@@ -80,3 +82,34 @@ def test_invitation_of_a_client_starts_nothing(
     assert run(taskyard, ["join", "eye.invite"]) == 2
     assert "for a client (use it with --invite eye.invite)" in capsys.readouterr().err
     assert run(taskyard, ["join", "none.invite"]) == 2
+
+
+def test_worker_of_ping_pong_needs_a_program(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    del directory
+    words = ["keys", "invite", "worker", "old", "--for", "ping-pong"]
+    assert run(taskyard, [*words, "--broker", "tcp://head.example:6002"]) == 0
+    assert "worker --command PROGRAM --invite old.invite" in capsys.readouterr().err
+    assert run(taskyard, ["join", "old.invite", "--yes"]) == 2
+    assert (
+        "(use `taskyard worker --command PROGRAM --invite old.invite`)" in capsys.readouterr().err
+    )
+
+
+def test_gateway_of_ping_pong_is_asked_for_both_endpoints(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    del directory
+    both = "tcp://HOST:PORT,tcp://HOST:PORT"
+    for words in ([], ["--broker", "tcp://head.example:6002"]):
+        assert run(taskyard, ["keys", "invite", "--for", "ping-pong", "site", *words]) == 2
+        assert both in capsys.readouterr().err
+
+
+def test_join_takes_a_file_and_no_stdin(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    del directory
+    assert run(taskyard, ["join", "-", "--yes"]) == 2
+    assert "worker --invite -" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import shlex
 from socket import gethostname
@@ -358,7 +359,7 @@ def test_endpoint_of_an_invitation_is_that_of_the_running_broker(keys: Keys) -> 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["king", "x", *TO], "role 'king': must be of viewer, producer, worker, relay, admin"),
+        (["king", "x", *TO], "role 'king': must be one of viewer, producer, worker, relay, admin"),
         (["relay", "x", *TO], "role relay: needs another one beside it, such as worker"),
         (["worker", "x", "--broker", "ipc:///x"], "must be a TCP endpoint"),
         (["worker", "x", *TO, "--line", "--out", "f"], "--line and --out exclude each other"),
@@ -372,6 +373,14 @@ def test_invalid_invitation_is_refused_and_makes_no_key(
     assert (outcome.code, outcome.out) == (2, "")
     assert message in outcome.err
     assert Keyring(keys.directory / ".taskyard").entries() == []
+
+
+def test_file_of_an_invitation_may_be_piped(keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys("invite", "worker", "gpu", *TO)
+    content = (keys.directory / "gpu.invite").read_bytes()
+    for piped in (content, content.splitlines()[-1]):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(piped)))
+        assert read_invitation("-").name == "gpu"
 
 
 def test_damaged_or_exposed_invitation_is_refused_without_its_content(keys: Keys) -> None:

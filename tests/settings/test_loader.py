@@ -157,7 +157,7 @@ def test_rate_has_an_interval() -> None:
         ("service.s", "jitter = 101", "service.s.jitter must be from 0% to 100%, not 101"),
         ("service.s", "hold = 1", "service.s.hold must be true or false, not 1"),
         ("service.s", 'order = "size"', "service.s.order must be random or age, not 'size'"),
-        ("service.s", "retries = [-1]", "service.s.retries must have multiples of 0 or more"),
+        ("service.s", "retries = [-1]", "service.s.retries must have numbers of 0 or more"),
         ("service.s", 'idle_max = "3"\nidle_max = 1', "invalid TOML: Cannot overwrite a value"),
         ("defaults", 'interval = ""', "defaults.interval must be a duration"),
     ],
@@ -178,7 +178,7 @@ def test_invalid_value_is_reported_with_its_line(
         ("TASKYARD_LEASE_EXPIRE", "soon", "lease.expire must be a duration"),
         ("TASKYARD_BROKER", "here", "broker.url must be an endpoint"),
         ("TASKYARD_LISTEN_PING_PONG", "ipc://a", "listen.ping-pong must be a list of two"),
-        ("TASKYARD_DEFAULTS_RETRIES", "1,two", "defaults.retries must have multiples of 0 or"),
+        ("TASKYARD_DEFAULTS_RETRIES", "1,two", "defaults.retries must have numbers of 0 or"),
         ("TASKYARD_DEFAULTS_HOLD", "yes", "defaults.hold must be true or false, not 'yes'"),
     ],
 )

@@ -36,7 +36,7 @@ from taskyard.net import keys as key_files
 from taskyard.net.keyring import Keyring
 from taskyard.net.keys import Invitation, KeyEntry, PeerKey
 from taskyard.process.state_files import OpenListener, open_listeners
-from taskyard.wire.roles import Role, relayed_roles
+from taskyard.wire.roles import Role, gateway_roles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -189,11 +189,11 @@ def invite(  # noqa: PLR0913  # one per option
 
 
 def _roles_and_name(words: tuple[str, ...], gateway: str | None) -> tuple[list[Role], str]:
-    """Return the roles and the name of an invitation. A gateway has the roles of its dialect."""
+    """Return the roles and the name of an invitation. A gateway has those its programs need."""
     if len(words) != (1 if gateway else 2):
         raise click.UsageError("give ROLE and NAME, or --for DIALECT and NAME")
     if gateway is not None:
-        return [Role.RELAY, *relayed_roles(gateway)], words[0]
+        return [Role.RELAY, *gateway_roles(gateway)], words[0]
     return _read_roles(words[0]), words[1]
 
 
@@ -201,7 +201,7 @@ def _read_roles(given: str) -> list[Role]:
     try:
         return [Role(one.strip()) for one in given.split(",")]
     except ValueError:
-        raise UserError(f"role {given!r}: must be of {', '.join(_ROLES)}") from None
+        raise UserError(f"role {given!r}: must be one of {', '.join(_ROLES)}") from None
 
 
 def _invite_hint(entry: KeyEntry, dialect: str, path: Path | None) -> str:
@@ -314,7 +314,7 @@ def invited_endpoints(
     listeners += _configured(settings, dialect)
     remote = [one for one in listeners if _is_remote(one)]
     if not remote:
-        raise UserError(f"{dialect}: {_missing(listeners)} (give --broker tcp://HOST:PORT)")
+        raise UserError(f"{dialect}: {_missing(listeners)} (give --broker {_form(count)})")
     sides = remote[0].endpoints
     if count == 1 and len(sides) > 1:  # workers use the backend, clients the frontend
         sides = sides[:1] if Role.WORKER in roles else sides[1:]
@@ -336,7 +336,7 @@ def _check_given(given: str, dialect: str, count: int) -> tuple[str, ...]:
         raise UserError(f"--broker {given}: must be a TCP endpoint, as in tcp://HOST:PORT")
     if len(found) != count:
         wanted = "BACKEND,FRONTEND" if count > 1 else "one endpoint"
-        raise UserError(f"--broker {given}: expected {wanted} of {dialect}")
+        raise UserError(f"--broker {given}: expected {wanted} of {dialect}, as in {_form(count)}")
     return tuple("+".join(map(str, addresses)) for addresses in found)
 
 
@@ -365,6 +365,11 @@ def _missing(listeners: Sequence[OpenListener]) -> str:
         return "no broker is running with such a listener, and the settings have none in [listen]"
     addresses = ", ".join(dict.fromkeys(",".join(one.endpoints) for one in listeners))
     return f"other machines can't reach {addresses}"
+
+
+def _form(count: int) -> str:
+    """Return the form of endpoints, for a hint."""
+    return ",".join(["tcp://HOST:PORT"] * count)
 
 
 def _with_host(addresses: Sequence[str], host: str) -> str:
@@ -407,6 +412,8 @@ def join(context: click.Context, file: str, *, yes: bool) -> object:
     NAME` ends it.
     """
     cli_context: CliContext = context.obj
+    if file == key_files.STDIN:  # the command would read it again
+        raise UserError("join: needs a file (`taskyard worker --invite -` reads stdin)")
     invitation = key_files.read_invitation(file)
     words = _command(invitation, file)
     for line in _description(invitation, words):
@@ -426,6 +433,12 @@ def _command(invitation: Invitation, file: str) -> list[str]:
         return ["relay", "--listen", f"{invitation.dialect}={address}", "--invite", file]
     if Role.WORKER in invitation.roles and invitation.dialect == "round-robin":
         return ["rr", "worker", "--invite", file]
+    if Role.WORKER in invitation.roles and invitation.dialect == "ping-pong":
+        # Without a program it would fail every job that is not JSON.
+        raise UserError(
+            f"{file}: for a worker with a program (use `taskyard worker --command PROGRAM --invite "
+            f"{shlex.quote(file)}`)"
+        )
     if Role.WORKER in invitation.roles:
         return ["worker", "--invite", file]
     raise UserError(f"{file}: for a client (use it with --invite {file})")

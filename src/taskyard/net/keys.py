@@ -379,8 +379,13 @@ def _parse(text: str) -> Invitation:
 
 
 def _line_of_stdin() -> bytes:
-    """Read one line, so that a supervisor can keep stdin open."""
-    return sys.stdin.buffer.readline(FILE_BYTES_MAX)
+    """Read up to the first line that is no comment, so that a supervisor can keep stdin open."""
+    left = FILE_BYTES_MAX
+    while left > 0 and (line := sys.stdin.buffer.readline(left)):
+        if not line.startswith(b"#"):
+            return line
+        left -= len(line)
+    return b""
 
 
 def _invitation_fields(text: str) -> dict[str, Any]:

@@ -218,7 +218,7 @@ def read_multiples(value: object) -> tuple[float, ...]:
         raise InvalidValue(f"must have at most {RETRIES_MAX} steps, not {len(value)}")
     for multiple in value:
         if type(multiple) not in (int, float) or not 0 <= multiple <= NUMBER_MAX:
-            raise invalid("have multiples of 0 or more", multiple)
+            raise invalid("have numbers of 0 or more", multiple)
     return tuple(value)
 
 

@@ -208,6 +208,15 @@ def relayed_roles(dialect: str) -> tuple[Role, ...]:
     return tuple(role for role in Role if any(role in one.roles for one in permissions))
 
 
+def gateway_roles(dialect: str) -> tuple[Role, ...]:
+    """Return the roles that unmodified programs of the dialect need behind a relay.
+
+    Its key file is good in every dialect, so the key must not be an admin's.
+    """
+    needed = relayed_roles(dialect)
+    return tuple(role for role in (Role.PRODUCER, Role.WORKER) if role in needed)
+
+
 def may_act_as(key: str, location: bytes) -> bool:
     """Return whether a worker's key of that name allows a worker of this name."""
     own = key.encode()
