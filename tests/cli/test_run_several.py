@@ -57,7 +57,10 @@ def test_each_file_is_a_campaign_and_there_is_one_summary(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (("a.txt", "./a.txt"), "./a.txt: its campaign a is that of a.txt (run them one by one)"),
+        (
+            ("a.txt", "./a.txt"),
+            "./a.txt: its campaign a is that of a.txt (run one of them with --campaign)",
+        ),
         (("a.txt", "b.jsonl", "--campaign", "c"), "--campaign: needs one FILE, but there are 2"),
         (("a.txt", "none.txt"), "none.txt: No such file or directory"),
         (("a.txt", "--name", "x"), "--name: needs -- COMMAND, not FILE"),
@@ -123,3 +126,19 @@ def test_json_has_no_outputs(tmp_path: Path) -> None:
     assert (document["document"], document["campaign"]) == ("run", "")
     assert (document["counts"]["failed"], document["counts"]["done"]) == (1, 0)
     assert [one["reason"] for one in document["failures"]] == ["exit status 3: hi"]
+
+
+def test_file_of_the_same_name_in_another_directory_is_named_in_a_warning(tmp_path: Path) -> None:
+    (tmp_path / ".taskyard").mkdir()
+    for name in "xy":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "cmds.txt").write_text("echo here\n")
+    assert run_here(tmp_path / "x", "run", "cmds.txt")[0] == 0
+    code, _, err = run_here(tmp_path / "y", "run", "cmds.txt")
+    former = tmp_path / "x" / "cmds.txt"
+    assert (code, f"cmds.txt: campaign cmds was loaded from {former} before" in err) == (0, True)
+    assert "loaded from" not in run_here(tmp_path / "y", "run", "cmds.txt")[2]
+    former.unlink()
+    (tmp_path / "z").mkdir()
+    (tmp_path / "y" / "cmds.txt").rename(tmp_path / "z" / "cmds.txt")
+    assert "loaded from" not in run_here(tmp_path / "z", "run", "cmds.txt")[2]

@@ -267,6 +267,8 @@ class CampaignClient(SubmitClient, Protocol):
 
     def number_lines(self, campaign: str, path: str, named: Iterable[tuple[int, str]]) -> None: ...
 
+    def numbered_path(self, campaign: str) -> str: ...
+
 
 class SubmitResult(Struct):
     """How many tasks of a campaign were new, and the states of tasks that existed."""
@@ -282,8 +284,8 @@ class SubmitResult(Struct):
     done: frozenset[str] = frozenset()
     #: The full names of tasks that only wait for failed tasks, if nothing was submitted.
     behind: list[str] = field(default_factory=list)
-    #: Why the numbers of the lines were not recorded. Empty: they were, or there are none.
-    unnumbered: str = ""
+    #: Sentences for the user: the campaign is that of another file, or lines got no numbers.
+    warnings: list[str] = field(default_factory=list)
 
 
 def submit_campaign(  # noqa: PLR0913  # all but three are named
@@ -334,21 +336,34 @@ def submit_campaign(  # noqa: PLR0913  # all but three are named
     kept = frozenset(done.difference(spelling(campaign, spec.name) for spec in changed))
     new, restarted = total if check_only else submitter.counts.new, len(done) - len(kept)
     behind = _behind_failures(loaded, campaign, states) if check_only else []
-    unnumbered = "" if check_only else _number_lines(client, loaded, campaign)
-    return SubmitResult(new, Counter(states.values()), failed, restarted, kept, behind, unnumbered)
+    warnings: list[str] = []
+    if not check_only and loaded.choice.format is Format.SHELL:
+        warnings = _number_lines(client, loaded, campaign, has_existing=bool(existing_tasks))
+    return SubmitResult(new, Counter(states.values()), failed, restarted, kept, behind, warnings)
 
 
-def _number_lines(client: CampaignClient, loaded: LoadedCampaign, campaign: str) -> str:
-    """Record which task each line of a file of commands is. Return why it was refused."""
-    if loaded.choice.format is not Format.SHELL:
-        return ""
-    path = loaded.file if loaded.file == file_label(STDIN) else str(Path(loaded.file).resolve())
+def _number_lines(
+    client: CampaignClient, loaded: LoadedCampaign, campaign: str, *, has_existing: bool
+) -> list[str]:
+    """Record which task each line of a file of commands is. Return warnings for the user.
+
+    A file of the same name in another directory is the same campaign, so equal lines run once.
+    """
+    is_stdin = loaded.file == file_label(STDIN)
+    path = loaded.file if is_stdin else str(Path(loaded.file).resolve())
     names = [spec.name for spec in loaded.specs]
+    warnings: list[str] = []
+    former = client.numbered_path(campaign) if has_existing and not is_stdin else ""
+    if former not in ("", path) and Path(former).exists():
+        warnings.append(
+            f"{loaded.file}: campaign {campaign} was loaded from {former} before, and equal lines "
+            "run only once (use --campaign for a campaign of its own)"
+        )
     try:
         client.number_lines(campaign, path, zip(loaded.lines, names, strict=True))
     except Refused as refused:
-        return f"{loaded.file}: lines can't be used as names ({refused})"
-    return ""
+        warnings.append(f"{loaded.file}: lines can't be used as names ({refused})")
+    return warnings
 
 
 def _unknown_names(client: CampaignClient, loaded: LoadedCampaign, campaign: str) -> list[str]:

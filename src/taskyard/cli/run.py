@@ -98,7 +98,9 @@ def _plans(cli_context: CliContext, files: Sequence[str], values: dict[str, Any]
         name = options.campaign
         if name in plans:
             other = plans[name].options.file
-            raise UserError(f"{file}: its campaign {name} is that of {other} (run them one by one)")
+            raise UserError(
+                f"{file}: its campaign {name} is that of {other} (run one of them with --campaign)"
+            )
         if values["report"] is not None:
             _check_report(options)
         skip_bad, how = options.skip_bad, file_options(name, values)
@@ -257,8 +259,8 @@ class _FileRun:
             restart_changed=restart_changed,
             check_only=check_only,
         )
-        if submitted.unnumbered:
-            self._cli_context.warn(submitted.unnumbered)
+        for warning in submitted.warnings:
+            self._cli_context.warn(warning)
         return submitted
 
     def _start(self, submitted: SubmitResult) -> bool:

@@ -102,8 +102,8 @@ def _load(
                 on_rejected=partial(report_rejected, file, skip_bad=values["skip_bad"]),
                 progress=bar.update,
             )
-        if done.unnumbered:
-            cli_context.warn(done.unnumbered)
+        for warning in done.warnings:
+            cli_context.warn(warning)
         existing = sum(done.existing.values())
         if not cli_context.as_json or values["wait"]:
             total = format_count(done.new + existing, "task")

@@ -47,6 +47,7 @@ class InternalClient(Client):
     campaign_lines = exchanged(line_numbers.campaign_lines)
     line_labels = exchanged(line_numbers.labels)
     number_lines = exchanged(line_numbers.record)
+    numbered_path = exchanged(line_numbers.path_of)
     wait_campaign = exchanged(requests.wait_campaign)
     wait_names = exchanged(requests.wait_names)
     decoded_result = exchanged(results.decoded_result)

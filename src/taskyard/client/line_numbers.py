@@ -76,6 +76,12 @@ def record(campaign: str, path: str, named: Iterable[tuple[int, str]]) -> Exchan
         yield from checked_reply(Query(build))
 
 
+def path_of(campaign: str) -> Exchange[str]:
+    """Return the path of the file that was last loaded as a campaign, "" if none was."""
+    files, _ = yield from _names(campaign, "", 0)
+    return files[0].path if files else ""
+
+
 def find(spelled: str) -> Exchange[NumberedLine | None]:
     """Return the line that a text means, or None if it is no number of a file that was loaded.
 
