@@ -113,7 +113,7 @@ class LiveRun:
         self._command("cancel", "steered/endless", "steered/idle-1")
         self._command("move", "steered/idle-2", "--to-lane", "fast")
         self._command("edit", "steered/idle-3", "--priority", "7")
-        self._command("edit", "steered/aged", "--expiry", "now")
+        self._command("expire", "steered/aged")
         self._submit("idle-3", ("ship/next year",), campaign="steered", restart=True)
 
     def use_other_dialects(self) -> None:
